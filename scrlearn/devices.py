@@ -1,0 +1,50 @@
+"""Where and in which precision a learner computes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from scrlearn.errors import InputError, suggest
+
+PRECISIONS = ("auto", "fp32", "tf32", "bf16")
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """The device of this name; "auto" is the first CUDA device, or the CPU where there is none."""
+    if str(device) == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f'"{device}" is no device. Use "auto", "cpu", "cuda" or "cuda:1".') from error
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f'Device "{device}" was asked for, but torch sees no CUDA device. Use device="cpu" or "auto".')
+    return resolved
+
+
+def resolve_precision(precision: str, device: torch.device) -> str:
+    """ "auto" is bfloat16 for the encoder where the hardware has it, float32 elsewhere."""
+    if precision not in PRECISIONS:
+        raise InputError(f'There is no precision "{precision}".{suggest(precision, PRECISIONS)}')
+    if precision != "auto":
+        return precision
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
+    return "bf16" if device.type == "cpu" and _cpu_has_bf16() else "fp32"
+
+
+def _cpu_has_bf16() -> bool:
+    # torch offers these under private names only; without them the answer is the safe one
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(bool(getattr(torch.cpu, name, lambda: False)()) for name in names)
+
+
+@contextlib.contextmanager
+def numerics(precision: str) -> Iterator[None]:
+    """Deterministic kernels, and TF32 only where it was asked for."""
+    tf32 = precision != "fp32"
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32):
+        yield

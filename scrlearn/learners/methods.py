@@ -1,0 +1,141 @@
+"""The table of methods: each line says which parts make a method, with the paper's defaults."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from scrlearn.errors import InputError, suggest
+from scrlearn.learners.base import Learner
+from scrlearn.learners.objectives import OBJECTIVES
+from scrlearn.learners.replay import Replay
+from scrlearn.memory import RETRIEVALS, UPDATES
+
+PARTS: dict[str, Mapping[str, type]] = {"objective": OBJECTIVES, "retrieve": RETRIEVALS, "update": UPDATES}
+SURROUNDINGS = frozenset({"image_shape", "encoder", "device", "seed"})
+
+
+@dataclass(frozen=True)
+class Method:
+    """One line of the table: a name, where it comes from, and the parts and options that make it."""
+
+    name: str
+    title: str
+    reference: str
+    year: int
+    summary: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    learner: type[Learner] = Replay
+
+    def parameters(self, **chosen: Any) -> dict[str, Any]:
+        """Every option the method takes, with its default; parts may be chosen differently first."""
+        given = {**self.options, **chosen}
+        parameters: dict[str, Any] = {}
+        for owner in _classes(self.learner):
+            parameters |= _signature(owner)
+        for role, table in PARTS.items():
+            if role in parameters:
+                part = given.get(role, parameters[role])
+                parameters |= _signature(_find(role, table, part) if isinstance(part, str) else type(part))
+        return {name: given.get(name, default) for name, default in parameters.items() if name not in SURROUNDINGS}
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(
+            "scr",
+            "Supervised Contrastive Replay",
+            "Mai, Li, Kim, Sanner, CVPR-W",
+            2021,
+            "contrasts stream and memory images over two views; answers by the nearest class mean",
+            {
+                "objective": "supervised-contrastive",
+                "retrieve": "random",
+                "update": "reservoir",
+                "memory_size": 2000,
+                "memory_batch": 100,
+                "classifier": "ncm",
+            },
+        ),
+        Method(
+            "er",
+            "Experience Replay",
+            "Chaudhry et al., ICML-W",
+            2019,
+            "replays random images of a reservoir beside the stream",
+            {"objective": "cross-entropy", "retrieve": "random", "update": "reservoir", "memory_size": 2000},
+        ),
+        Method(
+            "fine-tune",
+            "Fine-tuning",
+            "lower bound",
+            2021,
+            "trains on the stream alone; images are stored for the nearest-class-mean classifier only, never replayed",
+            {"objective": "cross-entropy", "retrieve": "none", "update": "reservoir", "memory_size": 2000},
+        ),
+    )
+}
+
+
+def find_method(name: str) -> Method:
+    """The method of this name."""
+    if name not in METHODS:
+        raise InputError(f'There is no method "{name}".{suggest(name, METHODS)}')
+    return METHODS[name]
+
+
+def make_learner(method: str, *, image_shape: tuple[int, int, int], **options: Any) -> Learner:
+    """Build a learner from the table; any option of its parts can be given by name.
+
+    Examples
+    --------
+    >>> learner = make_learner("scr", image_shape=(1, 8, 8), memory_size=200, temperature=0.2)
+    >>> learner.objective.temperature
+    0.2
+    >>> make_learner("scr", image_shape=(1, 8, 8), temprature=0.2)
+    Traceback (most recent call last):
+    ...
+    scrlearn.errors.InputError: Method "scr" has no option "temprature". Did you mean "temperature"?
+    """
+    spec = find_method(method)
+    surroundings = {name: options.pop(name) for name in SURROUNDINGS & options.keys()}
+    parts = {role: options[role] for role in PARTS if role in options}
+    known = spec.parameters(**parts)
+    for name in options:
+        if name not in known:
+            raise InputError(f'Method "{method}" has no option "{name}".{suggest(name, known)}')
+    given = {**spec.options, **options}
+    if given.get("classifier") == "softmax" and "probe" in known:
+        given.setdefault("probe", True)
+    arguments = {name: given[name] for owner in _classes(spec.learner) for name in _signature(owner) if name in given}
+    for role, table in PARTS.items():
+        if isinstance(arguments.get(role), str):
+            arguments[role] = _build(_find(role, table, arguments[role]), given)
+    return spec.learner(image_shape=image_shape, **surroundings, **arguments)
+
+
+def _find(role: str, table: Mapping[str, type], name: str) -> type:
+    if name not in table:
+        raise InputError(f'There is no {role} policy "{name}".{suggest(name, table)}')
+    return table[name]
+
+
+def _build(part: type, options: Mapping[str, Any]) -> Any:
+    return part(**{name: options[name] for name in _signature(part) if name in options})
+
+
+def _classes(learner: type[Learner]) -> list[type]:
+    """The learner and the bases it passes its other options on to."""
+    return [cls for cls in learner.__mro__ if issubclass(cls, Learner) and "__init__" in vars(cls)]
+
+
+def _signature(part: type) -> dict[str, Any]:
+    """Names and defaults of what a part takes."""
+    if part.__init__ is object.__init__:  # type: ignore[misc]
+        return {}
+    parameters = list(inspect.signature(part.__init__).parameters.values())[1:]  # type: ignore[misc]
+    named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return {p.name: None if p.default is p.empty else p.default for p in named}

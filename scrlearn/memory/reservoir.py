@@ -1,0 +1,33 @@
+"""Reservoir sampling: at any moment the memory is a uniform sample of everything that has passed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from scrlearn.memory.policy import Update
+
+if TYPE_CHECKING:
+    from scrlearn.learners.base import Learner
+
+
+class Reservoir(Update):
+    """Reservoir sampling: image number n takes a random slot with probability M / n.
+
+    References
+    ----------
+    Vitter, "Random Sampling with a Reservoir", 1985 (Algorithm R).
+    """
+
+    def __call__(self, learner: Learner, x: Tensor, y: Tensor) -> None:
+        """Fill the free slots, then replace at random."""
+        memory = learner.memory
+        offset = torch.arange(len(x), device=x.device)
+        free = memory.filled + offset
+        # float64: with float32 a slot of a long stream could never be drawn
+        uniform = torch.rand(len(x), generator=learner.generator, device=x.device, dtype=torch.float64)
+        drawn = (uniform * (memory.seen + offset + 1)).long()
+        slots = torch.where(free < memory.capacity, free, drawn.clamp(max=memory.capacity))
+        memory.write(slots, x, y)
