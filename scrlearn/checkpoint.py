@@ -43,7 +43,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
         raise CheckpointError(f'"{path}" was not written by scrlearn.')
     if header["format"] > FORMAT:
         raise CheckpointError(
-            f'"{path}" has format {header["format"]}; this version of scrlearn reads up to {FORMAT}. Install a newer one.'
+            f'"{path}" has format {header["format"]}; this version of scrlearn reads up to {FORMAT}. '
+            "Install a newer version."
         )
     return _join(header["values"], tensors), header["meta"]
 

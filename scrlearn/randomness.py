@@ -28,5 +28,5 @@ def generator(seed: int, *purpose: str | int, device: torch.device | str = "cpu"
 def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
     """Run code that draws from torch's global CPU generator (layers' first weights) without touching it."""
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(derived_seed(seed, *purpose))
+        torch.default_generator.manual_seed(derived_seed(seed, *purpose))
         yield

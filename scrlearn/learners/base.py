@@ -14,14 +14,18 @@ from torch import Tensor, nn
 from scrlearn.classifiers import NearestClassMean, SoftmaxHead
 from scrlearn.devices import numerics, resolve_device, resolve_precision
 from scrlearn.errors import InputError, NotFittedError, suggest
+from scrlearn.learners.sdc import DriftCompensation
+from scrlearn.learners.teacher import Teacher
 from scrlearn.memory import Memory
 from scrlearn.models import Network, ReducedResNet18, feature_dim, projection_head
 from scrlearn.randomness import derived_seed, generator, seeded
 
 CLASSIFIERS = ("softmax", "ncm")
-PREDICTION_BATCH = 512
+PROTOTYPES = ("auto", "memory", "sdc")
+PREDICTION_BATCH = {"cuda": 2000}
 NCM_TEMPERATURE = 0.1
 Runner = Callable[..., Tensor]
+Progress = Callable[[int, int], None]
 
 
 class Learner:
@@ -47,6 +51,12 @@ class Learner:
         Of stochastic gradient descent.
     classes_ahead
         Classes the softmax head trains from the start, before they appear; 0: the head grows as classes appear.
+    prototypes
+        Where the nearest-class-mean classifier has its class means from: "memory", the stored images; "sdc", running
+        means that follow the encoder by semantic drift compensation and need no stored image (`DriftCompensation`; two
+        more forwards a batch); "auto": "sdc" for classifier="ncm" with memory_size=0, "memory" otherwise.
+    drift_width
+        σ of semantic drift compensation.
     averaging
         Decay of the running average of the weights that predicts instead of the weights themselves; 0: none.
     mirror
@@ -62,6 +72,8 @@ class Learner:
     projection: str | None = None
     has_head = True
     graph_safe = True
+    anytime = True
+    """Whether an answer between the tasks costs nothing but the answer; if not, ask after `finish` only."""
 
     def __init__(
         self,
@@ -74,6 +86,8 @@ class Learner:
         learning_rate: float = 0.1,
         momentum: float = 0.0,
         classes_ahead: int = 0,
+        prototypes: str = "auto",
+        drift_width: float = 0.3,
         averaging: float = 0.0,
         mirror: bool = False,
         precision: str = "auto",
@@ -89,20 +103,23 @@ class Learner:
         self.device = resolve_device(device)
         self.precision = resolve_precision(precision, self.device)
         self.seed = seed
+        self.prediction_batch = PREDICTION_BATCH.get(self.device.type, 512)
         self.generator = generator(seed, "learner", device=self.device)
         self.memory = Memory(memory_size, image_shape, self.device)
         self.network = self._build_network(encoder, classes_ahead).to(self.device)
-        self.network.to(memory_format=torch.channels_last)
-        self.weights = [p for p in self.network.parameters() if p.requires_grad]
+        self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.weights: list[Tensor] = [p for p in self.network.parameters() if p.requires_grad]
         self.velocity = [torch.zeros_like(w) for w in self.weights] if momentum else []
         self.average = copy.deepcopy(self.network).requires_grad_(False).eval() if averaging else None
-        self.met = torch.zeros(16, dtype=torch.bool, device=self.device)
+        self.met = torch.zeros(max(16, classes_ahead), dtype=torch.bool, device=self.device)
         self.updates = torch.zeros((), device=self.device)
         self.num_classes = 0
         self.steps = 0
         self.tasks = 0
         self.runner: Runner = self._run_directly
         self._prototypes: NearestClassMean | None = None
+        self.drift = self._build_drift(prototypes, drift_width)
+        self.earlier = Teacher(self._encoder(), training=False) if self.drift is not None else None
 
     @staticmethod
     def _check(classifier: str, memory_batch: int, learning_rate: float, momentum: float, averaging: float) -> None:
@@ -121,10 +138,20 @@ class Learner:
         with seeded(self.seed, "network"):
             # a copy: two learners must never train the same module
             encoder = copy.deepcopy(encoder) if encoder is not None else ReducedResNet18(self.image_shape[0])
-            features = feature_dim(encoder.cpu(), self.image_shape)
+            self.feature_length = features = feature_dim(encoder.cpu(), self.image_shape)
             projection = projection_head(self.projection, features) if self.projection else None
+        if self.device.type == "cuda" and isinstance(encoder, ReducedResNet18):
+            encoder.pad_channels(8)  # tensor cores take channels by eights
         head = SoftmaxHead(features, derived_seed(self.seed, "head"), classes_ahead) if self.has_head else None
         return Network(encoder, projection, head, bf16=self.precision == "bf16")
+
+    def _build_drift(self, prototypes: str, width: float) -> DriftCompensation | None:
+        if prototypes not in PROTOTYPES:
+            raise InputError(f'There are no prototypes "{prototypes}".{suggest(prototypes, PROTOTYPES)}')
+        without_memory = self.classifier == "ncm" and self.memory.capacity == 0
+        if prototypes == "memory" or (prototypes == "auto" and not without_memory):
+            return None
+        return DriftCompensation(self.feature_length, width, len(self.met), self.device)
 
     # ---------------------------------------------------------------- learning
 
@@ -145,7 +172,24 @@ class Learner:
         loss = self.train_batch(x, y)
         if self.average is not None:
             self.average_weights()
+        if self.drift is not None:
+            self._follow(self.drift, x, y)
         return loss.detach()
+
+    @torch.no_grad()
+    def _follow(self, drift: DriftCompensation, x: Tensor, y: Tensor) -> None:
+        """Let the prototypes that need no memory follow a step."""
+        self.set_training(False)
+        after = F.normalize(self.look(x), dim=1)
+        self.set_training(True)
+        if self.tasks and self.earlier is not None:
+            drift.compensate(F.normalize(self._features(self.earlier.network, x), dim=1), after)
+        drift.observe(after, y)
+
+    def _encoder(self) -> Network:
+        """What prediction sees the images with, alone."""
+        network = self.average if self.average is not None else self.network
+        return Network(network.encoder, bf16=network.bf16)
 
     def train_batch(self, x: Tensor, y: Tensor) -> Tensor:
         """The method itself: retrieve, views, gradient step, memory update. Returns the loss."""
@@ -160,7 +204,8 @@ class Learner:
     def signature(self, images: int) -> Hashable:
         """What the shapes of the next step depend on, known on the host; a new value needs a new graph."""
         capacity = self.network.head.capacity if self.network.head is not None else 0
-        return images, min(self.memory.size, self.memory_batch), capacity, len(self.met)
+        compensates = self.drift is not None and self.tasks > 0
+        return images, min(self.memory.size, self.memory_batch), capacity, len(self.met), compensates
 
     def reserve(self, classes: int) -> None:
         """Make room for this many classes; called before a batch with new ones is learned."""
@@ -168,22 +213,31 @@ class Learner:
         if classes > len(self.met):
             room = max(classes, 2 * len(self.met)) - len(self.met)
             self.met = torch.cat([self.met, self.met.new_zeros(room)])
+            if self.drift is not None:
+                self.drift.reserve(len(self.met))
         if self.network.head is not None and self.network.head.reserve(classes):
             self._after_growth()
 
     def _after_growth(self) -> None:
-        old = [w.shape for w in self.weights]
         self.weights = [p for p in self.network.parameters() if p.requires_grad]
         if self.velocity:
-            self.velocity = [_grown(v, w) for v, w in zip(self.velocity, self.weights, strict=True)]
-        if self.average is not None and self.average.head is not None:
-            self.average.head.reserve(len(self.met))
+            self.velocity = [_fitted(v, w) for v, w in zip(self.velocity, self.weights, strict=True)]
+        if self.average is not None and self.average.head is not None and self.network.head is not None:
+            self.average.head.reserve(self.network.head.capacity)
             self.average.requires_grad_(False)
-        assert len(old) == len(self.weights)
 
     def end_task(self) -> None:
         """A hint that a task is over; most methods only count it."""
         self.tasks += 1
+        if self.drift is not None and self.earlier is not None:
+            self.drift.end_task()
+            self.earlier.copy(self._encoder())
+
+    def finish(self, progress: Progress | None = None) -> None:
+        """The stream is over; what a method still has to do before it answers (most: nothing) it does now.
+
+        `progress` is called with (steps done, steps in all).
+        """
 
     # ---------------------------------------------------------------- gradient steps
 
@@ -228,7 +282,7 @@ class Learner:
     def classifiers(self) -> tuple[str, ...]:
         """The classifiers this learner can answer with."""
         softmax = ("softmax",) if self.network.head is not None else ()
-        ncm = ("ncm",) if self.memory.capacity else ()
+        ncm = ("ncm",) if self.memory.capacity or self.drift is not None else ()
         return softmax + ncm
 
     @torch.no_grad()
@@ -237,13 +291,18 @@ class Learner:
         return F.normalize(torch.cat([self.features(part) for part in self._parts(x)]), dim=1)
 
     def features(self, x: Tensor) -> Tensor:
-        """Features of one batch as prediction sees them: evaluation mode, averaged weights and mirror if asked for."""
+        """Features of one batch as prediction sees them."""
         self.set_training(False)
-        network = self.average if self.average is not None else self.network
-        with numerics(self.precision):
-            features = network.features(x)
-            if self.mirror:
-                features = F.normalize(features, dim=1) + F.normalize(network.features(x.flip(-1)), dim=1)
+        return self.runner(self.look, x)
+
+    def look(self, x: Tensor) -> Tensor:
+        """What the encoder sees in images, with averaged weights and the mirror image if asked for. Graph-safe."""
+        return self._features(self.average if self.average is not None else self.network, x)
+
+    def _features(self, network: Network, x: Tensor) -> Tensor:
+        features = network.features(x)
+        if self.mirror:
+            features = F.normalize(features, dim=1) + F.normalize(network.features(x.flip(-1)), dim=1)
         return features
 
     @torch.no_grad()
@@ -269,7 +328,7 @@ class Learner:
         if classifier == "ncm":
             return (
                 "The nearest-class-mean classifier computes its prototypes from stored images, and this learner stores "
-                "none: give memory_size > 0."
+                'none: give memory_size > 0, or prototypes="sdc", which needs no images.'
             )
         if classifier in CLASSIFIERS:
             return f'This learner has no softmax head: build it with classifier="{classifier}".'
@@ -286,7 +345,9 @@ class Learner:
 
     @torch.no_grad()
     def prototypes(self) -> NearestClassMean:
-        """The class means over the memory, computed once after each change."""
+        """The class means over the memory, computed once after each change; or those that need no memory."""
+        if self.drift is not None:
+            return self.drift.classifier(self.num_classes)
         if self._prototypes is None:
             images, labels = self.memory.contents()
             if len(labels) == 0:
@@ -303,7 +364,7 @@ class Learner:
         return self._prototypes
 
     def _parts(self, x: Tensor) -> Iterator[Tensor]:
-        for part in x.split(PREDICTION_BATCH):
+        for part in x.split(self.prediction_batch):
             yield part.to(self.device)
 
     def forget(self, label: int) -> int:
@@ -312,6 +373,8 @@ class Learner:
         self.met[label] = False
         if self.network.head is not None:
             self.network.head.active[label] = False
+        if self.drift is not None:
+            self.drift.forget(label)
         self._prototypes = None
         return removed
 
@@ -329,15 +392,21 @@ class Learner:
             "steps": self.steps,
             "tasks": self.tasks,
         }
+        if self.network.head is not None:
+            state["capacity"] = self.network.head.capacity
         if self.velocity:
             state["velocity"] = {str(i): v for i, v in enumerate(self.velocity)}
         if self.average is not None:
             state["average"] = self.average.state_dict()
+        if self.drift is not None and self.earlier is not None:
+            state |= {"drift": self.drift.state_dict(), "earlier": self.earlier.state_dict()}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Stand exactly where the saved learner stood."""
         self.reserve(len(state["met"]))
+        if self.network.head is not None and self.network.head.reserve(state["capacity"]):
+            self._after_growth()
         self.num_classes, self.steps, self.tasks = state["num_classes"], state["steps"], state["tasks"]
         self.network.load_state_dict(state["network"])
         self.memory.load_state_dict(state["memory"])
@@ -345,9 +414,12 @@ class Learner:
         self.met.copy_(state["met"])
         self.updates.copy_(state["updates"])
         for i, velocity in enumerate(self.velocity):
-            velocity.copy_(state["velocity"][str(i)])
+            velocity.copy_(_fitted(state["velocity"][str(i)], velocity))
         if self.average is not None:
             self.average.load_state_dict(state["average"])
+        if self.drift is not None and self.earlier is not None:
+            self.drift.load_state_dict(state["drift"])
+            self.earlier.load_state_dict(state["earlier"])
         self._prototypes = None
 
 
@@ -357,8 +429,9 @@ def _floats(network: nn.Module) -> list[Tensor]:
     return [t.data for t in tensors if t.is_floating_point()]
 
 
-def _grown(old: Tensor, like: Tensor) -> Tensor:
-    """The old values with zeros for rows that were added."""
+def _fitted(old: Tensor, like: Tensor) -> Tensor:
+    """The old values in another shape: rows and channels that were added are zero."""
     new = torch.zeros_like(like)
-    new[tuple(slice(size) for size in old.shape)] = old
+    common = tuple(slice(min(sizes)) for sizes in zip(old.shape, like.shape, strict=True))
+    new[common] = old[common].to(new.device)
     return new

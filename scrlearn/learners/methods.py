@@ -8,8 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scrlearn.errors import InputError, suggest
+from scrlearn.learners.agem import AGEM
 from scrlearn.learners.base import Learner
+from scrlearn.learners.ewc import EWC
+from scrlearn.learners.icarl import ICaRL
+from scrlearn.learners.lwf import LwF
 from scrlearn.learners.objectives import OBJECTIVES
+from scrlearn.learners.offline import Offline
 from scrlearn.learners.replay import Replay
 from scrlearn.memory import RETRIEVALS, UPDATES
 
@@ -69,12 +74,87 @@ METHODS: dict[str, Method] = {
             {"objective": "cross-entropy", "retrieve": "random", "update": "reservoir", "memory_size": 2000},
         ),
         Method(
+            "a-gem",
+            "Averaged Gradient Episodic Memory",
+            "Chaudhry, Ranzato, Rohrbach, Elhoseiny, ICLR",
+            2019,
+            "trains on the stream, and takes out of each step what goes against the gradient of a memory batch",
+            {"objective": "cross-entropy", "retrieve": "random", "update": "reservoir", "memory_size": 2000},
+            AGEM,
+        ),
+        Method(
+            "mir",
+            "Maximally Interfered Retrieval",
+            "Aljundi et al., NeurIPS",
+            2019,
+            "replays the images whose loss a step on the stream batch would raise most",
+            {"objective": "cross-entropy", "retrieve": "mir", "update": "reservoir", "memory_size": 2000},
+        ),
+        Method(
+            "gss",
+            "Gradient-based Sample Selection (greedy)",
+            "Aljundi, Lin, Goujaud, Bengio, NeurIPS",
+            2019,
+            "keeps images whose gradients point in other directions than those of the memory",
+            {"objective": "cross-entropy", "retrieve": "random", "update": "gss", "memory_size": 2000},
+        ),
+        Method(
+            "aser",
+            "Adversarial Shapley Value Experience Replay",
+            "Shim et al., AAAI",
+            2021,
+            "replays what stands for the memory and is confused with the stream, by k-NN Shapley values (ASER_μ)",
+            {
+                "objective": "cross-entropy",
+                "joint": True,
+                "retrieve": "aser",
+                "update": "aser",
+                "memory_size": 2000,
+            },
+        ),
+        Method(
             "fine-tune",
             "Fine-tuning",
             "lower bound",
             2021,
             "trains on the stream alone; images are stored for the nearest-class-mean classifier only, never replayed",
             {"objective": "cross-entropy", "retrieve": "none", "update": "reservoir", "memory_size": 2000},
+        ),
+        Method(
+            "ewc++",
+            "Elastic Weight Consolidation with a running Fisher information",
+            "Chaudhry et al., ECCV",
+            2018,
+            "trains on the stream, and holds the weights that mattered for earlier tasks; images are never replayed",
+            {"memory_size": 2000},
+            EWC,
+        ),
+        Method(
+            "lwf",
+            "Learning without Forgetting",
+            "Li and Hoiem, ECCV",
+            2016,
+            "trains on the stream, and keeps the answers of the network before the task; images are never replayed",
+            {"memory_size": 2000},
+            LwF,
+        ),
+        Method(
+            "icarl",
+            "Incremental Classifier and Representation Learning",
+            "Rebuffi et al., CVPR",
+            2017,
+            "a binary loss for each class, old ones taught by the network before the task; exemplars chosen by herding",
+            {"memory_size": 2000, "classifier": "ncm"},
+            ICaRL,
+        ),
+        Method(
+            "offline",
+            "iid offline",
+            "upper bound",
+            2021,
+            "stores every image and trains on all of them for 50 epochs when the stream is over",
+            {},
+            Offline,
         ),
     )
 }

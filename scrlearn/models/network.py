@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from scrlearn.classifiers import SoftmaxHead
 from scrlearn.errors import InputError
+from scrlearn.models.resnet import Convolution, ReducedResNet18
 
 
 class Network(nn.Module):
@@ -18,7 +22,11 @@ class Network(nn.Module):
     """
 
     def __init__(
-        self, encoder: nn.Module, projection: nn.Module | None = None, head: SoftmaxHead | None = None, bf16: bool = False
+        self,
+        encoder: nn.Module,
+        projection: nn.Module | None = None,
+        head: SoftmaxHead | None = None,
+        bf16: bool = False,
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -29,9 +37,23 @@ class Network(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """Encoder features, float32."""
         x = to_float(x)
+        x = x.contiguous(memory_format=torch.channels_last)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
-            features: Tensor = self.encoder(x.contiguous(memory_format=torch.channels_last))
+            if self.bf16 and x.is_cuda and self.training and isinstance(self.encoder, ReducedResNet18):
+                features: Tensor = functional_call(self.encoder, self._cast_weights(), (x,))
+            else:
+                features = self.encoder(x)
         return features.float()
+
+    def _cast_weights(self) -> dict[str, Tensor]:
+        """Convolutions' weights in bfloat16, all by one kernel; autocast would launch one for each."""
+        named = {
+            f"{name}.weight": module.weight
+            for name, module in self.encoder.named_modules()
+            if isinstance(module, nn.Conv2d) and not (isinstance(module, Convolution) and module.own_kernels)
+        }
+        copies = _Cast.apply(*named.values())  # type: ignore[no-untyped-call]
+        return dict(zip(named, copies, strict=True))
 
     def project(self, features: Tensor) -> Tensor:
         """Projected features on the unit sphere, where the contrastive loss compares them."""
@@ -48,6 +70,24 @@ class Network(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The features."""
         return self.features(x)
+
+
+class _Cast(torch.autograd.Function):
+    """Many tensors to bfloat16 at once, and their gradients back to float32 at once."""
+
+    @staticmethod
+    def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
+        """The bfloat16 copies."""
+        copies = [torch.empty_like(w, dtype=torch.bfloat16) for w in weights]
+        torch._foreach_copy_(copies, list(weights))
+        return tuple(copies)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        """The gradients in float32."""
+        copies = [torch.empty_like(g, dtype=torch.float32) for g in gradients]
+        torch._foreach_copy_(copies, list(gradients))
+        return tuple(copies)
 
 
 def to_float(x: Tensor) -> Tensor:

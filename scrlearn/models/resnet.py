@@ -2,26 +2,80 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch normalisation that also takes a single value per channel.
+    """Batch normalisation that can add a shortcut and apply ReLU, and takes a single value per channel.
 
     A stream may deliver one tiny image at a time; its variance is undefined, so the running statistics are used.
     Counting batches is left out: with a fixed momentum nothing reads the count, and it costs a kernel a layer.
+    On CUDA, with Triton, training runs as fused kernels.
     """
+
+    counter: Tensor
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels)
         self.num_batches_tracked = None
+        self.register_buffer("counter", torch.zeros(1, dtype=torch.int32), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Normalise with the batch's statistics while training, with the running ones otherwise."""
         batch = self.training and x.numel() > x.shape[1]
-        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, batch, 0.1, self.eps)
+        mean, var = self.running_mean, self.running_var
+        if batch and x.is_cuda and (fused := _fused_kernels()) is not None:
+            return fused(x, residual, self.weight, self.bias, mean, var, self.counter, relu)
+        out = F.batch_norm(x, mean, var, self.weight, self.bias, batch, 0.1, self.eps)
+        if residual is not None:
+            out = out + residual
+        return torch.relu(out) if relu else out
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any) -> None:
+        # a state without a version would be taken for an old one that lacks its count of batches
+        super()._load_from_state_dict(state, prefix, {**metadata, "version": 2}, *rest)
+
+
+class Convolution(nn.Conv2d):
+    """A 3×3 or 1×1 convolution without bias; with few channels it has kernels of its own on CUDA, with Triton."""
+
+    def __init__(self, channels_in: int, channels: int, size: int = 3, stride: int = 1) -> None:
+        super().__init__(channels_in, channels, size, stride, size // 2, bias=False)
+
+    @property
+    def own_kernels(self) -> bool:
+        """Whether training in bfloat16 on CUDA uses the fused kernels, which take float32 weights."""
+        return max(self.weight.shape[:2]) <= 64 and _fused_convolution() is not None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolved images."""
+        if self.training and x.is_cuda and torch.is_autocast_enabled("cuda") and self.own_kernels:
+            return _fused_convolution()(x, self.weight, self.stride[0])  # type: ignore[misc]
+        return super().forward(x)
+
+
+@functools.cache
+def _fused_kernels() -> Callable[..., Tensor] | None:
+    try:
+        from scrlearn.models.fused import batch_norm
+    except ImportError:  # no Triton: PyTorch's own kernels do the same, slower
+        return None
+    return batch_norm
+
+
+@functools.cache
+def _fused_convolution() -> Callable[..., Tensor] | None:
+    try:
+        from scrlearn.models.fused_conv import convolve
+    except ImportError:
+        return None
+    return convolve
 
 
 class BasicBlock(nn.Module):
@@ -29,18 +83,18 @@ class BasicBlock(nn.Module):
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False)
+        self.conv1 = Convolution(channels_in, channels, stride=stride)
         self.bn1 = BatchNorm(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.conv2 = Convolution(channels, channels)
         self.bn2 = BatchNorm(channels)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels_in != channels:
-            self.shortcut = nn.Sequential(nn.Conv2d(channels_in, channels, 1, stride, bias=False), BatchNorm(channels))
+            self.shortcut = nn.Sequential(Convolution(channels_in, channels, 1, stride), BatchNorm(channels))
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
-        out = torch.relu(self.bn1(self.conv1(x)))
-        return torch.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+        out = self.bn1(self.conv1(x), relu=True)
+        return self.bn2(self.conv2(out), residual=self.shortcut(x), relu=True)  # type: ignore[no-any-return]
 
 
 class ReducedResNet18(nn.Module):
@@ -68,7 +122,7 @@ class ReducedResNet18(nn.Module):
 
     def __init__(self, channels: int = 3, width: int = 20) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
+        self.conv1 = Convolution(channels, width)
         self.bn1 = BatchNorm(width)
         blocks: list[nn.Module] = []
         channels_in = width
@@ -80,6 +134,60 @@ class ReducedResNet18(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (N×C×H×W, floats) to features (N×d)."""
-        out = self.blocks(torch.relu(self.bn1(self.conv1(x))))
+        out = self.blocks(self.bn1(self.conv1(x), relu=True))
         pool = (min(4, out.shape[2]), min(4, out.shape[3]))
         return F.avg_pool2d(out, pool).flatten(1)
+
+    def pad_channels(self, multiple: int) -> None:
+        """Widen inner layers with zeros to a multiple of channels that the hardware likes.
+
+        The added channels hold exact zeros and get exactly zero gradients, so the network computes the same function
+        and stays that way under training. Saved states have the layers' own sizes.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                inner = module.in_channels if module is self.conv1 else _rounded(module.in_channels, multiple)
+                shape = (_rounded(module.out_channels, multiple), inner, *module.kernel_size)
+                module.weight = nn.Parameter(_widened(module.weight.data, shape))
+            elif isinstance(module, BatchNorm):
+                shape = (_rounded(module.num_features, multiple),)
+                module.weight = nn.Parameter(_widened(module.weight.data, shape))
+                module.bias = nn.Parameter(_widened(module.bias.data, shape))
+                module.running_mean = _widened(_tensor(module.running_mean), shape)
+                module.running_var = _widened(_tensor(module.running_var), shape)
+        self.register_state_dict_post_hook(_narrow_state)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_widen_state)  # type: ignore[no-untyped-call]
+
+
+def _rounded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _tensor(value: Tensor | None) -> Tensor:
+    assert value is not None
+    return value
+
+
+def _widened(tensor: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
+    wide = tensor.new_zeros(shape)
+    wide[tuple(slice(size) for size in tensor.shape)] = tensor
+    return wide
+
+
+def _narrow_state(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Cut the zeros off before a state is saved."""
+    for name, part in module.named_modules(prefix=prefix.removesuffix(".")):
+        if isinstance(part, nn.Conv2d):
+            inner = part.in_channels
+            state[f"{name}.weight"] = state[f"{name}.weight"][: part.out_channels, :inner]
+        elif isinstance(part, BatchNorm):
+            for key in ("weight", "bias", "running_mean", "running_var"):
+                state[f"{name}.{key}"] = state[f"{name}.{key}"][: part.num_features]
+
+
+def _widen_state(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    """Put the zeros back before a state is loaded."""
+    for name, own in (*module.named_parameters(), *module.named_buffers()):
+        key = f"{prefix}{name}"
+        if key in state and state[key].shape != own.shape and state[key].ndim == own.ndim:
+            state[key] = _widened(state[key], own.shape)

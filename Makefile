@@ -1,0 +1,70 @@
+# Everything is installed into .venv, with the versions of constraints.txt. `make help` lists what there is to make.
+
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-device lint format docs bench clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+demo: $(VENV)/.dev ## SCR beside ER and fine-tuning on Split Digits: table, demo/picture.png, demo/report.md
+	$(BIN)/scr demo --out demo
+
+test: $(VENV)/.dev ## the tests, without the slow ones and those that need data or a GPU
+	$(PYTEST)
+
+test-slow: $(VENV)/.dev ## the slow tests too, and those on real data (under SCRLEARN_DATA)
+	$(PYTEST) -m "not device"
+
+test-device: $(VENV)/.dev ## the tests that need a CUDA device
+	$(PYTEST) -m device
+
+lint: $(VENV)/.dev ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/.dev ## let ruff put things in order
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: $(VENV)/.docs ## the documentation, into site/
+	$(BIN)/mkdocs build --strict
+
+bench: $(VENV)/.dev ## speed and memory on this machine
+	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean: ## remove what was made, the environment too
+	rm -rf $(VENV) build dist site demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	@python=""; \
+	for name in $(PYTHON) python3 python3.13 python3.12 python3.11 python; do \
+	  if command -v $$name >/dev/null && $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    python=$$name; break; \
+	  fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "Python 3.11 or newer is needed and was not found. Install it, or say where it is: make PYTHON=/path/to/python3.11" >&2; \
+	  exit 1; \
+	fi; \
+	echo "Creating $(VENV) with $$($$python --version)"; \
+	$$python -m venv $(VENV) || { \
+	  rm -rf $(VENV); \
+	  echo "The environment could not be created. On Debian and Ubuntu the package python3-venv is needed." >&2; \
+	  exit 1; \
+	}
+
+# a stamp for each set of packages: installed again when what is needed changes
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@

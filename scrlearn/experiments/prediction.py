@@ -1,0 +1,81 @@
+"""Asking a saved model about image files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from scrlearn.checkpoint import read_meta
+from scrlearn.errors import InputError, NotFittedError
+from scrlearn.estimator import OnlineClassifier
+from scrlearn.experiments.runner import load_learner
+from scrlearn.images import Array, Shape, to_tensor
+
+# what gives probabilities for images, the labels they are of, and the shape of the images
+Model: TypeAlias = tuple[Callable[[Tensor], Array], Sequence[Hashable], Shape]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says about one file."""
+
+    file: Path
+    label: Hashable
+    probability: float
+
+
+def predict_files(
+    model: str | os.PathLike[str], files: Sequence[str | os.PathLike[str]], batch_size: int = 256
+) -> list[Prediction]:
+    """The class of each image file, with its probability.
+
+    Parameters
+    ----------
+    model
+        What `OnlineClassifier.save` wrote, or the ``checkpoint.scr`` of a run.
+    files
+        Image files of any size and kind; they are brought to what the model has learned.
+    batch_size
+        How many are opened at a time.
+    """
+    paths = [Path(file) for file in files]
+    answer, labels, shape = _from_run(model) if read_meta(model).get("kind") == "run" else _from_classifier(model)
+    predictions: list[Prediction] = []
+    for begin in range(0, len(paths), batch_size):
+        batch = paths[begin : begin + batch_size]
+        probabilities = answer(to_tensor([_open(path) for path in batch], expected=shape, size=shape[1:]))
+        for path, row in zip(batch, probabilities, strict=True):
+            best = int(row.argmax())
+            predictions.append(Prediction(path, labels[best], float(row[best])))
+    return predictions
+
+
+def _from_run(path: str | os.PathLike[str]) -> Model:
+    learner, names = load_learner(path)
+    if not learner.num_classes:
+        raise NotFittedError(f'The run in "{path}" has learned nothing yet.')
+    return lambda x: learner.probabilities(x).float().cpu().numpy(), names, learner.image_shape
+
+
+def _from_classifier(path: str | os.PathLike[str]) -> Model:
+    classifier = OnlineClassifier.load(path)
+    # any size is welcome here, whatever the classifier was strict about while it learned
+    classifier.set_params(image_size=None)
+    return classifier.predict_proba, classifier.classes_.tolist(), classifier.learner_.image_shape
+
+
+def _open(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return image
+    except FileNotFoundError as error:
+        raise InputError(f'There is no image at "{path}".') from error
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+        raise InputError(f'"{path}" is no image that can be read: {error}.') from error

@@ -1,0 +1,90 @@
+"""Showing runs under way: a bar for each seed on a terminal, a line for each task elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from scrlearn.experiments.record import Moment
+
+
+class Bars:
+    """A bar for each seed; called with each `Moment` of a run.
+
+    Parameters
+    ----------
+    name
+        What runs, in a few words.
+    seeds
+        The seeds that will run, so that their bars are there from the start.
+    console
+        Where to show; by default standard error. Where that is no terminal, one line is written after each task.
+
+    Example
+    -------
+    >>> from scrlearn.experiments import RunConfig, run
+    >>> with Bars("er", [0]) as bars:
+    ...     result = run(RunConfig(method="er", memory_size=50, limit=10), progress=bars)
+    """
+
+    def __init__(self, name: str, seeds: list[int], console: Console | None = None) -> None:
+        self.name, self.seeds = name, seeds
+        self.console = console or Console(stderr=True)
+        self.live = self.console.is_terminal
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(compact=True),
+        )
+        self.progress = Progress(*columns, console=self.console, disable=not self.live, transient=True)
+        self.tasks: dict[int, TaskID] = {}
+        self.last: dict[int, Moment] = {}
+
+    def __enter__(self) -> Bars:
+        """Show the bars."""
+        self.progress.start()
+        for seed in self.seeds:
+            description = f"{self.name}, seed {seed}" if len(self.seeds) > 1 else self.name
+            self.tasks[seed] = self.progress.add_task(description, total=None, start=False, text="waiting")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the bars away."""
+        self.progress.stop()
+
+    def __call__(self, moment: Moment) -> None:
+        """Show how far a run is."""
+        # after a task there is no fresh loss; the last one known stays on the bar
+        before = self.last.get(moment.seed)
+        loss = before.loss if moment.loss is None and before is not None else moment.loss
+        self.last[moment.seed] = moment
+        text = describe(moment, loss)
+        if self.live:
+            task = self.tasks[moment.seed]
+            if before is None:
+                self.progress.start_task(task)
+            self.progress.update(task, total=moment.steps, completed=moment.step, text=text)
+        elif moment.at_task_end:
+            self.console.print(f"{self.name}, seed {moment.seed}: {text}", highlight=False, soft_wrap=True)
+
+
+def describe(moment: Moment, loss: float | None) -> str:
+    """Task, loss, speed and accuracy so far, as far as they are known.
+
+    >>> describe(Moment(0, 2, 5, 40, 140, None, 950.0, 0.987, False), 1.25)
+    'task 2/5 · loss 1.25 · 950 images/s · accuracy 98.7%'
+    """
+    parts = [f"task {moment.task}/{moment.tasks}"]
+    if loss is not None:
+        parts.append(f"loss {loss:.2f}")
+    if moment.images_per_second is not None:
+        parts.append(f"{moment.images_per_second:,.0f} images/s")
+    if moment.accuracy is not None:
+        parts.append(f"accuracy {moment.accuracy:.1%}")
+    return " · ".join(parts)
