@@ -18,6 +18,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 from typer.core import TyperGroup
 
@@ -170,6 +171,9 @@ def run(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, bf16, tf32, fp32.")] = "auto",
     engine: Annotated[str, typer.Option(help="How a step runs: auto, eager, graph.")] = "auto",
+    parallel: Annotated[
+        int | None, typer.Option(min=1, help="Seeds side by side on a GPU. [default: as many as it has room for]")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for result, checkpoint and pictures. [default: none]")
     ] = None,
@@ -226,7 +230,7 @@ def run(
     }
     if not quiet:
         _say_what_is_kept(out, resume)
-    results = _run(config, seeds, out, quiet, how)
+    results = _run(config, seeds, parallel, out, quiet, how)
     _report(results, several=seeds > 1, as_json=as_json, quiet=quiet, out=out)
 
 
@@ -255,7 +259,9 @@ def _say_what_is_kept(out: Path | None, resume: bool) -> None:
         _say(f"There is no checkpoint in {out} yet: starting.")
 
 
-def _run(config: RunConfig, seeds: int, out: Path | None, quiet: bool, how: dict[str, Any]) -> list[Result]:
+def _run(
+    config: RunConfig, seeds: int, parallel: int | None, out: Path | None, quiet: bool, how: dict[str, Any]
+) -> list[Result]:
     from scrlearn import experiments
     from scrlearn.experiments.progress import Bars
 
@@ -263,7 +269,7 @@ def _run(config: RunConfig, seeds: int, out: Path | None, quiet: bool, how: dict
 
     def work(progress: Bars | None) -> list[Result]:
         if seeds > 1:
-            return experiments.run_seeds(config, numbers, out=out, progress=progress, **how)
+            return experiments.run_seeds(config, numbers, out=out, progress=progress, parallel=parallel, **how)
         return [experiments.run(config, out=out, progress=progress, **how)]
 
     if quiet:
@@ -453,17 +459,24 @@ def predict(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the picture and the report.")] = Path("demo"),
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds for each method.")] = 2,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds for each method.")] = 3,
     quiet: QuietFlag = False,
 ) -> None:
-    """SCR beside ER and fine-tuning on Split Digits: a table, a picture and a report in about a minute."""
+    """SCR beside ER and fine-tuning on Split Digits: a table, a picture and a report in less than a minute."""
     from scrlearn.experiments import demo as demonstration
-    from scrlearn.experiments.progress import Bars
 
-    def bars(method: str, numbers: list[int]) -> Bars:
-        return Bars(f"{method} on digits", numbers)
+    console = Console(stderr=True)
+    runs = seeds * len(demonstration.METHODS)
+    with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+        bar = progress.add_task(f"{runs} runs on digits", total=runs)
 
-    report = demonstration.run_demo(out, seeds=seeds, watch=None if quiet else bars)
+        def show(result: Result) -> None:
+            progress.advance(bar)
+            if not quiet:
+                accuracy = f"{100 * (result.average_accuracy or 0):.1f}%"
+                console.print(f"{result.method}, seed {result.seed}: accuracy {accuracy}", highlight=False)
+
+        report = demonstration.run_demo(out, seeds=seeds, processes=demonstration.processes_here(), watch=show)
     if not quiet:
         _console().print(demonstration.table(report))
         typer.echo(report.verdict)

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from PIL import Image, UnidentifiedImageError
+import numpy as np
+import torch
+from PIL import Image
 from torch import Tensor
 
 from scrlearn.checkpoint import read_meta
+from scrlearn.data.images import decode
 from scrlearn.errors import InputError, NotFittedError
 from scrlearn.estimator import OnlineClassifier
 from scrlearn.experiments.runner import load_learner
-from scrlearn.images import Array, Shape, to_tensor
+from scrlearn.images import Array, Shape
 
 # what gives probabilities for images, the labels they are of, and the shape of the images
 Model: TypeAlias = tuple[Callable[[Tensor], Array], Sequence[Hashable], Shape]
@@ -46,10 +49,12 @@ def predict_files(
     """
     paths = [Path(file) for file in files]
     answer, labels, shape = _from_run(model) if read_meta(model).get("kind") == "run" else _from_classifier(model)
+    if shape[0] not in (1, 3):
+        raise InputError(f'The images that "{model}" has learned have {shape[0]} channels; files have 1 or 3.')
     predictions: list[Prediction] = []
     for begin in range(0, len(paths), batch_size):
         batch = paths[begin : begin + batch_size]
-        probabilities = answer(to_tensor([_open(path) for path in batch], expected=shape, size=shape[1:]))
+        probabilities = answer(torch.from_numpy(np.stack([_read(path, shape) for path in batch])))
         for path, row in zip(batch, probabilities, strict=True):
             best = int(row.argmax())
             predictions.append(Prediction(path, labels[best], float(row[best])))
@@ -70,12 +75,12 @@ def _from_classifier(path: str | os.PathLike[str]) -> Model:
     return classifier.predict_proba, classifier.classes_.tolist(), classifier.learner_.image_shape
 
 
-def _open(path: Path) -> Image.Image:
-    try:
-        with Image.open(path) as image:
-            image.load()
-            return image
-    except FileNotFoundError as error:
-        raise InputError(f'There is no image at "{path}".') from error
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-        raise InputError(f'"{path}" is no image that can be read: {error}.') from error
+def _read(path: Path, shape: Shape) -> Array:
+    """One image file as a model with images of this shape has learned to see it."""
+    channels, height, width = shape
+    if not path.is_file():
+        raise InputError(f'There is no image at "{path}".')
+    pixels = decode(path, (height, width))
+    if channels == 1:
+        return np.asarray(Image.fromarray(pixels.transpose(1, 2, 0)).convert("L"))[None]
+    return pixels

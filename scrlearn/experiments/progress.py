@@ -35,22 +35,24 @@ class Bars:
         self.live = self.console.is_terminal
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("{task.fields[text]}"),
             TimeRemainingColumn(compact=True),
         )
         self.progress = Progress(*columns, console=self.console, disable=not self.live, transient=True)
         self.tasks: dict[int, TaskID] = {}
-        self.last: dict[int, Moment] = {}
+        self.losses: dict[int, float | None] = {}
 
     def __enter__(self) -> Bars:
         """Show the bars."""
         self.progress.start()
         for seed in self.seeds:
-            description = f"{self.name}, seed {seed}" if len(self.seeds) > 1 else self.name
-            self.tasks[seed] = self.progress.add_task(description, total=None, start=False, text="waiting")
+            self.tasks[seed] = self.progress.add_task(self._name(seed), total=None, start=False, text="waiting")
         return self
+
+    def _name(self, seed: int) -> str:
+        return f"{self.name}, seed {seed}" if len(self.seeds) > 1 else self.name
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -60,18 +62,18 @@ class Bars:
 
     def __call__(self, moment: Moment) -> None:
         """Show how far a run is."""
+        started = moment.seed in self.losses
         # after a task there is no fresh loss; the last one known stays on the bar
-        before = self.last.get(moment.seed)
-        loss = before.loss if moment.loss is None and before is not None else moment.loss
-        self.last[moment.seed] = moment
+        loss = self.losses.get(moment.seed) if moment.loss is None else moment.loss
+        self.losses[moment.seed] = loss
         text = describe(moment, loss)
         if self.live:
             task = self.tasks[moment.seed]
-            if before is None:
+            if not started:
                 self.progress.start_task(task)
             self.progress.update(task, total=moment.steps, completed=moment.step, text=text)
         elif moment.at_task_end:
-            self.console.print(f"{self.name}, seed {moment.seed}: {text}", highlight=False, soft_wrap=True)
+            self.console.print(f"{self._name(moment.seed)}: {text}", highlight=False, soft_wrap=True)
 
 
 def describe(moment: Moment, loss: float | None) -> str:

@@ -31,11 +31,14 @@ from scrlearn.experiments.result import Result, readable_json, summary_dict
 from scrlearn.experiments.stopping import Interrupted, stop_requests
 from scrlearn.files import atomic_write
 from scrlearn.learners import Learner
+from scrlearn.learners.ewc import EWC
+from scrlearn.learners.lwf import LwF
 from scrlearn.memory.random import NoRetrieval
 
 CHECKPOINT_SECONDS = 10.0
 SAVING_SHARE = 0.05  # a large memory on a slow disk must not turn a run into one long save
 PROGRESS_SECONDS = 0.5
+STORES_ONLY = (EWC, LwF)  # learners without retrieval, whose memory serves the nearest-class-mean classifier alone
 
 
 def run(
@@ -428,8 +431,8 @@ def versions() -> dict[str, str]:
 def _memory_use(learner: Learner) -> str:
     if not learner.memory.capacity:
         return "none"
-    replays = not isinstance(getattr(learner, "retrieve", None), NoRetrieval) or getattr(learner, "review", False)
-    return "replayed" if getattr(learner, "trains_on_memory", replays) else "prototypes only"
+    never_retrieves = isinstance(learner, STORES_ONLY) or isinstance(getattr(learner, "retrieve", None), NoRetrieval)
+    return "prototypes only" if never_retrieves and not getattr(learner, "review", False) else "replayed"
 
 
 def _fingerprint(stream: Stream) -> str:

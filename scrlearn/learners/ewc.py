@@ -30,7 +30,8 @@ class EWC(Learner):
 
     The step of each weight is divided by 1 + 2 η λ F, which makes it the exact step for the penalty: with a learning
     rate η = 0.1 and λ above 10 the plain one overshoots ever further from θ* and ends in NaN, because the largest F is
-    1. In the paper's released code, where the penalty's gradient joins the squares too, only λ = 0 is of use.
+    1. (In the paper's released code the step is the plain one and the penalty's gradient joins the squares; of the
+    values it was tuned over, 0, 100 and 1000, only 0 is stable, and there the two are the same.)
 
     Parameters
     ----------

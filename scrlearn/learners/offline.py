@@ -96,7 +96,8 @@ class Offline(Learner):
 
     def signature(self, images: int) -> Hashable:
         """The room; asked for before a step is recorded, so the memory grows here and not inside a graph."""
-        self._make_room(self.memory.size + images)
+        if self.network.training:  # not for images it is asked about
+            self._make_room(self.memory.size + images)
         return super().signature(images), self.memory.capacity
 
     def _make_room(self, images: int) -> None:
@@ -112,6 +113,7 @@ class Offline(Learner):
         images = self.memory.size
         return self.epochs * max(1, images // self.batch) if images else 0
 
+    @torch.enable_grad()
     def finish(self, progress: Progress | None = None) -> None:
         """Train on everything collected, or go on where an interrupted training stopped."""
         steps = self.training_steps

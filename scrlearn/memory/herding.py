@@ -116,9 +116,11 @@ class Herding(Update):
         """Put the classes that got new images in herding order."""
         images, labels = self.memory.contents()
         herded = self.herded[: len(labels)]
-        for label in labels[~herded].unique().tolist():
-            slots = (labels == label).nonzero().flatten()
-            order = slots[herd(learner.embed(images[slots]), len(slots))]
+        slots = torch.isin(labels, labels[~herded]).nonzero().flatten()
+        features = learner.embed(images[slots]) if len(slots) else torch.zeros(0, 1)
+        for label in labels[slots].unique().tolist():
+            own = (labels[slots] == label).nonzero().flatten()
+            order = slots[own[herd(features[own], len(own))]]
             # in (0, 1), as the places of new images are: a class that comes back mixes old and new
             self.place[order] = (torch.arange(len(order), device=order.device) + 0.5) / len(order)
         herded.fill_(True)
