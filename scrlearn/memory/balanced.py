@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,7 +48,6 @@ class BalancedReservoir(Update):
 
     def __call__(self, learner: Learner, x: Tensor, y: Tensor) -> None:
         """Find each image its slot, one image after the other, then write them all."""
-        self._make_room(learner)
         learner.memory.write(self.choose(learner, y), x, y)
 
     def choose(self, learner: Learner, y: Tensor) -> Tensor:
@@ -84,20 +82,15 @@ class BalancedReservoir(Update):
         labels = torch.where(labels < 0, empty, labels)
         stored = torch.zeros(empty + 1, dtype=torch.int64, device=labels.device)
         stored.index_add_(0, labels[:-1], torch.ones_like(labels[:-1]))
-        stored[empty] = -1  # never the largest
+        stored[empty:].fill_(-1)  # never the largest; filled, not set, which would copy from the host
         return labels, stored, torch.arange(empty + 1, device=labels.device)
 
-    def _make_room(self, learner: Learner) -> None:
+    def reserve(self, learner: Learner) -> None:
         """As many counters as the learner has room for classes."""
         missing = len(learner.met) - len(self.seen)
         if missing > 0:
             self.seen = torch.cat([self.seen, self.seen.new_zeros(missing)])
             self.full = torch.cat([self.full, self.full.new_zeros(missing)])
-
-    def signature(self, learner: Learner) -> Hashable:
-        """The counters; asked for before a step is recorded, so they grow here and not inside a graph."""
-        self._make_room(learner)
-        return len(self.seen)
 
     def forget(self, label: int, kept: Tensor) -> None:
         """Its images have never passed, and the memory will fill again."""
@@ -109,9 +102,6 @@ class BalancedReservoir(Update):
         return {"seen": self.seen, "full": self.full}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The counters, in place where they have room already."""
-        seen, full = state["seen"].to(self.seen.device), state["full"].to(self.full.device)
-        if len(seen) > len(self.seen):
-            self.seen, self.full = torch.zeros_like(seen), torch.zeros_like(full)
-        self.seen.zero_()[: len(seen)] = seen
-        self.full.zero_()[: len(full)] = full
+        """The counters, in place: the learner has made room for them."""
+        for own, saved in ((self.seen, state["seen"]), (self.full, state["full"])):
+            own.zero_()[: len(saved)] = saved.to(own.device)

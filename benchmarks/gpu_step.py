@@ -1,0 +1,143 @@
+"""Milliseconds per SCR step on a CUDA device, by how it is run, and what share of the card that is.
+
+    python benchmarks/gpu_step.py [--seeds 1,4,10] [--memory 2000] [--steps 200] [--json FILE]
+
+Steps are taken on random images, with a full memory. "Bytes" and "operations" are the least a step must move and
+compute: every activation of the encoder written and read once each way, and the multiplications of its convolutions;
+they are set against the copy bandwidth and the bfloat16 rate measured on this card in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from scrlearn.data import class_incremental
+from scrlearn.data.base import ArrayImages, Dataset
+from scrlearn.engine.run import Lane
+from scrlearn.learners import Learner, make_learner
+from scrlearn.models import ReducedResNet18
+
+CLASSES, BATCH = 100, 10
+
+
+def made_up(images: int) -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (images, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    labels = torch.arange(images) % CLASSES
+    names = tuple(map(str, range(CLASSES)))
+    return Dataset("made up", ArrayImages(pixels, labels), ArrayImages(pixels[:100], labels[:100]), names)
+
+
+def learner(seed: int, memory: int, precision: str) -> Learner:
+    return make_learner(
+        "scr", image_shape=(3, 32, 32), memory_size=memory, device="cuda", precision=precision, seed=seed
+    )
+
+
+def graph_steps(seeds: int, memory: int, precision: str, steps: int) -> float:
+    """Seconds per step and seed with so many seeds side by side."""
+    filling = memory // BATCH + 20
+    dataset = made_up((filling + steps) * BATCH)
+    pixels = dataset.train.images.cuda()
+    lanes = []
+    for seed in range(seeds):
+        stream = class_incremental(dataset, tasks=1, seed=seed, batch_size=BATCH)
+        lane = Lane(learner(seed, memory, precision), stream, pixels)
+        lane.order.copy_(stream.order(stream.tasks[0]))
+        lanes.append(lane)
+    torch.cuda.synchronize()
+    for _ in range(filling):
+        for lane in lanes:
+            lane.step()
+    return timed(lambda: [lane.step() for lane in lanes], steps) / seeds
+
+
+def eager_steps(memory: int, precision: str, steps: int) -> float:
+    one = learner(0, memory, precision)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (BATCH, 3, 32, 32), dtype=torch.uint8, generator=generator).cuda()
+    y = torch.arange(BATCH, device="cuda")
+    for _ in range(memory // BATCH + 3):
+        one.learn(x, y)
+    return timed(lambda: one.learn(x, y), steps)
+
+
+def timed(work: Callable[[], Any], times: int) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(times):
+        work()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / times
+
+
+def card() -> dict[str, float]:
+    """Copy bandwidth (bytes read and written per second) and bfloat16 operations per second."""
+    block = torch.empty(2**30, dtype=torch.uint8, device="cuda").random_()
+    other = torch.empty_like(block)
+    copy = 2 * block.numel() / timed(lambda: other.copy_(block), 20)
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    product = 2 * 8192**3 / timed(lambda: a @ a, 10)
+    return {"bytes_per_second": copy, "operations_per_second": product}
+
+
+def least_work(images: int = 220) -> dict[str, float]:
+    """Bytes and operations of one step: forward once, backward twice the operations, activations once each way."""
+    operations = values = 0.0
+
+    def count(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        nonlocal operations, values
+        values += output.numel()
+        if isinstance(module, nn.Conv2d):
+            operations += 2.0 * output.numel() * module.in_channels * module.kernel_size[0] ** 2
+
+    encoder = ReducedResNet18().eval()
+    for module in encoder.modules():
+        if not list(module.children()):
+            module.register_forward_hook(count)
+    with torch.no_grad():
+        encoder(torch.zeros(1, 3, 32, 32))
+    return {"operations": 3 * operations * images, "bytes": 4 * 2 * values * images}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="1,4,10")
+    parser.add_argument("--memory", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("No CUDA device here: nothing to measure.")
+        return
+    rates, work = card(), least_work()
+    rows: dict[str, float] = {}
+    for precision in ("fp32", "bf16"):
+        rows[f"eager, {precision}"] = eager_steps(given.memory, precision, min(given.steps, 50))
+        rows[f"graph, {precision}"] = graph_steps(1, given.memory, precision, given.steps)
+    for seeds in (int(n) for n in given.seeds.split(",") if int(n) > 1):
+        rows[f"graph, bf16, {seeds} seeds side by side"] = graph_steps(seeds, given.memory, "bf16", given.steps)
+    for memory in (1000, 50000):
+        rows[f"graph, bf16, M = {memory}"] = graph_steps(1, memory, "bf16", given.steps)
+    print(f"{torch.cuda.get_device_name()}: {rates['bytes_per_second'] / 1e12:.2f} TB/s copied, ", end="")
+    print(f"{rates['operations_per_second'] / 1e12:.0f} TFLOP/s in bfloat16; torch {torch.__version__}")
+    for name, spent in rows.items():
+        bandwidth = work["bytes"] / spent / rates["bytes_per_second"]
+        rate = work["operations"] / spent / rates["operations_per_second"]
+        print(f"  {name:<36}{spent * 1000:8.3f} ms per step   {bandwidth:6.1%} of bandwidth   {rate:6.1%} of the rate")
+    print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
+    if given.json:
+        about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "card": rates, "least_work": work}
+        given.json.write_text(json.dumps({**about, "seconds_per_step": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
