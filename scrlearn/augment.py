@@ -7,6 +7,7 @@ come from the caller's generator; numbers that do not are Python scalars, so a c
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from scrlearn.errors import InputError, suggest
 View = Callable[[Tensor, torch.Generator], Tensor]
 Form = Literal["kornia", "torchvision"]
 
-TRIES = 10
+COINS, TRIES = 5, 10
 # on a CPU, pixel values worked on at once: with all that is made of them they stay in its cache
 PART = 2**18
 
@@ -58,7 +59,8 @@ class Augment:
 
     In this order: random resized crop, horizontal flip, colour jitter, grey. Every image has its own parameters. Views
     carry no gradient back to the images. Saturation, hue and grey need three channels and are left out for images with
-    another number of channels.
+    another number of channels. On CUDA, with Triton, a view with the form "kornia" of images with one or three channels
+    is one kernel.
 
     Parameters
     ----------
@@ -132,19 +134,33 @@ class Augment:
                 f"The images are on {x.device} and the generator on {generator.device}; "
                 f'make it with torch.Generator(device="{x.device}").'
             )
-        n, _, h, w = x.shape
-        return self.apply(x, self.parameters(n, h, w, generator, x.device))
+        n, c, h, w = x.shape
+        drawn = self.draw(n, generator, x.device)
+        if x.is_cuda and self.form == "kornia" and c in (1, 3) and (fused := _fused_view()) is not None:
+            return fused(self, x, drawn)
+        return self.apply(x, self.understood(drawn, h, w))
 
     def parameters(
         self, n: int, h: int, w: int, generator: torch.Generator, device: torch.device | str | None = None
     ) -> Parameters:
         """Draw the parameters of n views of h×w images, on the generator's device unless another is named."""
+        return self.understood(self.draw(n, generator, device), h, w)
+
+    def draw(self, n: int, generator: torch.Generator, device: torch.device | str | None = None) -> Tensor:
+        """The random numbers behind n views, uniform from 0 to 1, a column an image.
+
+        The rows: the crop's place (down, across), flip, jitter, grey; areas and shapes of the boxes, unless the whole
+        image is kept; four colours.
+        """
+        boxes = 2 * (TRIES + 1) if self.scale[0] < 1 else 0
         device = generator.device if device is None else device
-        coins = torch.rand((5, n), generator=generator, device=device)
-        corner, size = self._crop(n, h, w, coins[:2], generator)
-        colour = torch.empty((4, n), device=device).uniform_(-1, 1, generator=generator)
-        jitter = coins[3] < self.jitter
-        return Parameters(corner, size, coins[2] < self.flip, colour.mul_(jitter), coins[4] < self.grey)
+        return torch.rand((COINS + boxes + 4, n), generator=generator, device=device)
+
+    def understood(self, drawn: Tensor, h: int, w: int) -> Parameters:
+        """What these random numbers mean for h×w images."""
+        corner, size = self._crop(drawn[COINS:-4], h, w, drawn[:2])
+        colour, jitter = 2 * drawn[-4:] - 1, drawn[3] < self.jitter
+        return Parameters(corner, size, drawn[2] < self.flip, colour.mul_(jitter), drawn[4] < self.grey)
 
     def apply(self, x: Tensor, parameters: Parameters) -> Tensor:
         """The views that these parameters describe; without random numbers, and traceable by `torch.compile`."""
@@ -169,25 +185,25 @@ class Augment:
             y = y.lerp_(_luma(y), parameters.grey[:, None, None, None].to(y.dtype))
         return y
 
-    def _crop(self, n: int, h: int, w: int, place: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _crop(self, boxes: Tensor, h: int, w: int, place: Tensor) -> tuple[Tensor, Tensor]:
         """Corner and size of each crop: the first of ten random boxes that fits, or else the centred one."""
-        candidates = torch.empty((2, TRIES + 1, n), device=place.device)
         if self.scale[0] == 1:
-            size = candidates[:, 0]
+            size = torch.empty_like(place)
             size[0], size[1] = h, w
             return torch.zeros_like(size), size
         (smallest, largest), (narrow, wide) = self.scale, self.ratio
-        side = candidates[0].uniform_(smallest * h * w, largest * h * w, generator=generator).sqrt_()
-        shape = candidates[1].uniform_(math.log(narrow) / 2, math.log(wide) / 2, generator=generator).exp_()
+        area, shape = boxes.split(TRIES + 1)
+        side = (area * ((largest - smallest) * h * w)).add_(smallest * h * w).sqrt_()
+        shape = (shape * (math.log(wide / narrow) / 2)).add_(math.log(narrow) / 2).exp_()
         size = torch.stack((side / shape, side * shape)).round_()
         # the centred box stands last, where it is taken only if no other fits
-        size[0, TRIES], size[1, TRIES] = centred = _centred(h, w, narrow, wide)
+        size[0, TRIES], size[1, TRIES] = centred = centred_box(h, w, narrow, wide)
         fits = (size[0] <= h) & (size[1] <= w)
         if math.sqrt(smallest * h * w * min(narrow, 1 / wide)) < 1:
             fits &= (size >= 1).all(0)
         # the index that max gives is the first of equals
         first = fits.max(0, keepdim=True).indices
-        size = size.gather(1, first.expand(2, 1, n)).squeeze(1)
+        size = size.gather(1, first.expand(2, 1, -1)).squeeze(1)
         places = h + 1 - size if h == w else torch.stack((h + 1 - size[0], w + 1 - size[1]))
         corner = (place * places).floor_()
         if centred != (h, w):
@@ -275,7 +291,16 @@ def _turn_hue(x: Tensor, turn: Tensor, most: float, saturation: Tensor | None = 
     return torch.addcmul(high, chroma, empty, out=empty)
 
 
-def _centred(h: int, w: int, narrow: float, wide: float) -> tuple[int, int]:
+@functools.cache
+def _fused_view() -> Callable[[Augment, Tensor, Tensor], Tensor] | None:
+    try:
+        from scrlearn.augment_fused import view
+    except ImportError:  # no Triton: the same in many kernels
+        return None
+    return view
+
+
+def centred_box(h: int, w: int, narrow: float, wide: float) -> tuple[int, int]:
     """Height and width of the largest box in an h×w image whose ratio is allowed."""
     if w / h < narrow:
         return max(1, round(w / narrow)), w

@@ -30,28 +30,43 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], meta: d
 
 def load_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read (state, meta) back."""
-    path = Path(path)
+    header, tensors = _read(Path(path), with_tensors=True)
+    try:
+        return _join(header["values"], tensors), header["meta"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f'"{path}" is damaged: its header names what is not in it ({error}).') from error
+
+
+def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Only what the checkpoint says about itself; its tensors are not read."""
+    meta: dict[str, Any] = _read(Path(path), with_tensors=False)[0]["meta"]
+    return meta
+
+
+def _read(path: Path, with_tensors: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header, and the tensors if they are wanted."""
     if not path.is_file():
         raise CheckpointError(f'There is no checkpoint at "{path}".')
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             header = json.loads((file.metadata() or {}).get(_HEADER, "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError, OSError) as error:
+            _check(header, path)  # before the tensors: a newer version may have others
+            tensors = {name: file.get_tensor(name) for name in file.keys()} if with_tensors else {}  # noqa: SIM118
+    except (SafetensorError, json.JSONDecodeError, RecursionError, OSError) as error:
         raise CheckpointError(f'"{path}" is no checkpoint, or a part of it is missing: {error}.') from error
-    if not isinstance(header, dict) or "format" not in header:
+    return header, tensors
+
+
+def _check(header: Any, path: Path) -> None:
+    if not isinstance(header, dict) or type(header.get("format")) is not int:
         raise CheckpointError(f'"{path}" was not written by scrlearn.')
     if header["format"] > FORMAT:
         raise CheckpointError(
             f'"{path}" has format {header["format"]}; this version of scrlearn reads up to {FORMAT}. '
             "Install a newer version."
         )
-    return _join(header["values"], tensors), header["meta"]
-
-
-def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Only what the checkpoint says about itself."""
-    return load_checkpoint(path)[1]
+    if not isinstance(header.get("meta"), dict) or not isinstance(header.get("values"), dict):
+        raise CheckpointError(f'"{path}" is damaged: its header is not complete.')
 
 
 def _split(state: dict[str, Any], prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -60,6 +75,8 @@ def _split(state: dict[str, Any], prefix: str, tensors: dict[str, Tensor]) -> di
     for key, value in state.items():
         name = f"{prefix}{key}"
         if isinstance(value, Tensor):
+            if name in tensors:  # {"a.b": …} beside {"a": {"b": …}}
+                name = f"{name}#{len(tensors)}"
             # a clone: safetensors refuses tensors that share memory
             tensors[name] = value.detach().to("cpu", copy=True).contiguous()
             values[key] = {"tensor": name}

@@ -1,4 +1,4 @@
-"""The two classifiers: a softmax head that grows with the classes, and the nearest class mean."""
+"""The classifiers: a softmax head that grows with the classes, the nearest class mean, and that in a learned metric."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scrlearn.randomness import derived_seed
+
+SMALLEST_SHARE = 1e-4
 
 
 class SoftmaxHead(nn.Module):
@@ -126,3 +128,84 @@ class NearestClassMean:
         """Larger is nearer: cosine similarity, ``-inf`` where a class has no prototype."""
         cosine = F.normalize(features, dim=1) @ self.prototypes.T
         return cosine.masked_fill(~self.present, -torch.inf)
+
+
+@dataclass(frozen=True)
+class LinearDiscriminant:
+    r"""Nearest class mean in the metric of the classes' shared covariance: linear discriminant analysis.
+
+    All classes are taken as Gaussians with means μ and one covariance, with equal weight. The score of a class is its
+    log-density up to what all classes have in common,
+
+    .. math:: \mu_c^\top \Sigma^{-1} z - \tfrac{1}{2} \mu_c^\top \Sigma^{-1} \mu_c, \qquad
+        \Sigma = (1 - \rho)\, S + \rho\, \frac{\operatorname{tr} S}{d} I, \qquad
+        S = \frac{1}{n} \sum_i (z_i - \mu_{y_i})(z_i - \mu_{y_i})^\top
+
+    for features z of length 1. A memory holds fewer images than S has entries, so S is drawn towards a multiple of the
+    identity; ρ is the value that Ledoit and Wolf estimate to be best from the same images. With ρ = 1 the nearest mean
+    by Euclidean distance wins. A class without any sample has no mean and is never predicted.
+
+    Parameters
+    ----------
+    weight, bias
+        Scores are ``z @ weight.T + bias``; one row a class.
+    present
+        Which classes have a mean.
+    shrinkage
+        ρ.
+
+    References
+    ----------
+    Ledoit and Wolf, "A well-conditioned estimator for large-dimensional covariance matrices", 2004; for streams: Hayes
+    and Kanan, "Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis", CVPR-W 2020.
+
+    Examples
+    --------
+    >>> z = torch.tensor([[1.0, 0.3], [1.0, -0.3], [0.3, 1.0], [-0.3, 1.0]])
+    >>> lda = LinearDiscriminant.fit(z, torch.tensor([0, 0, 2, 2]), num_classes=3)
+    >>> lda.scores(torch.tensor([[0.2, 0.9]])).argmax(1).item()
+    2
+    """
+
+    weight: Tensor
+    bias: Tensor
+    present: Tensor
+    shrinkage: Tensor
+
+    @classmethod
+    def fit(cls, features: Tensor, y: Tensor, num_classes: int) -> LinearDiscriminant:
+        """Means and metric from features and their classes."""
+        z = F.normalize(features, dim=1).double()  # the covariance of few images is badly conditioned
+        member = (y[None, :] == torch.arange(num_classes, device=y.device)[:, None]).double()
+        means = (member @ z) / member.sum(1, keepdim=True).clamp(min=1)
+        covariance, shrinkage = shrunk_covariance(z - means[y])
+        weight = torch.linalg.solve(covariance, means.T).T
+        bias = -(weight * means).sum(1) / 2
+        return cls(weight, bias, member.any(1), shrinkage)
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Log-density of each class up to a constant, ``-inf`` where a class has no mean."""
+        scores = F.normalize(features, dim=1).double() @ self.weight.T + self.bias
+        return scores.float().masked_fill(~self.present, -torch.inf)
+
+
+def shrunk_covariance(centred: Tensor) -> tuple[Tensor, Tensor]:
+    """The covariance of centred vectors (one a row), drawn towards a multiple of the identity; and how much of it.
+
+    The share is the estimate of Ledoit and Wolf (2004), but at least 10⁻⁴, so that there is an inverse. Vectors that
+    are all zero give a tiny multiple of the identity.
+
+    >>> covariance, share = shrunk_covariance(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
+    >>> covariance
+    tensor([[0.5000, 0.0000],
+            [0.0000, 0.5000]])
+    """
+    count, length = centred.shape
+    covariance = centred.T @ centred / count
+    identity = torch.eye(length, dtype=centred.dtype, device=centred.device)
+    size = covariance.diagonal().mean()
+    distance = (covariance - size * identity).square().sum()
+    # how far the vectors' own outer products lie from their mean, which is the covariance
+    error = (centred.square().sum(1).square().mean() - covariance.square().sum()) / count
+    share = torch.where(distance > 0, (error / distance).clamp(SMALLEST_SHARE, 1), 1.0)
+    return (1 - share) * covariance + share * size.clamp(min=1e-12) * identity, share

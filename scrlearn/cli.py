@@ -24,6 +24,7 @@ from typer.core import TyperGroup
 
 import scrlearn
 from scrlearn.errors import ScrlearnError
+from scrlearn.service.commands import serve
 
 # torch takes seconds to load, so what needs it is imported by the commands, and help and mistakes stay quick
 if TYPE_CHECKING:
@@ -181,6 +182,9 @@ def run(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in OUT.")] = False,
     pictures: Annotated[bool, typer.Option(help="Draw pictures into OUT.")] = True,
     checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Save this often. 0: after each batch.")] = 10.0,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard event files there.")
+    ] = None,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
@@ -230,7 +234,7 @@ def run(
     }
     if not quiet:
         _say_what_is_kept(out, resume)
-    results = _run(config, seeds, parallel, out, quiet, how)
+    results = _run(config, seeds, parallel, out, quiet, how, tensorboard)
     _report(results, several=seeds > 1, as_json=as_json, quiet=quiet, out=out)
 
 
@@ -260,22 +264,30 @@ def _say_what_is_kept(out: Path | None, resume: bool) -> None:
 
 
 def _run(
-    config: RunConfig, seeds: int, parallel: int | None, out: Path | None, quiet: bool, how: dict[str, Any]
+    config: RunConfig,
+    seeds: int,
+    parallel: int | None,
+    out: Path | None,
+    quiet: bool,
+    how: dict[str, Any],
+    tensorboard: Path | None,
 ) -> list[Result]:
     from scrlearn import experiments
+    from scrlearn.experiments.events import watch_with_events
     from scrlearn.experiments.progress import Bars
+    from scrlearn.experiments.record import Watch
 
     numbers = list(range(config.seed, config.seed + seeds))
 
-    def work(progress: Bars | None) -> list[Result]:
+    def work(progress: Watch | None) -> list[Result]:
         if seeds > 1:
             return experiments.run_seeds(config, numbers, out=out, progress=progress, parallel=parallel, **how)
         return [experiments.run(config, out=out, progress=progress, **how)]
 
     if quiet:
-        return work(None)
+        return watch_with_events(work, config, None, tensorboard)
     with Bars(f"{config.method} on {config.dataset}", numbers) as bars:
-        return work(bars)
+        return watch_with_events(work, config, bars, tensorboard)
 
 
 def _report(results: list[Result], several: bool, as_json: bool, quiet: bool, out: Path | None) -> None:
@@ -457,6 +469,35 @@ def predict(
 
 
 @app.command()
+def export(
+    model: Annotated[Path, typer.Argument(help="What OnlineClassifier.save wrote, or a run's checkpoint.scr.")],
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX.")] = False,
+    torchscript: Annotated[bool, typer.Option("--torchscript", help="Write TorchScript.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The file to write. [default: MODEL with the ending .onnx or .pt]"),
+    ] = None,
+    as_json: JsonFlag = False,
+    quiet: QuietFlag = False,
+) -> None:
+    """Write a taught model as one file that predicts on a phone or in another runtime, checked against the model.
+
+    Says on how many images their answers were compared, and the largest difference. Models with an encoder of your own
+    are exported from Python: scrlearn.export.export.
+    """
+    if onnx == torchscript:
+        raise typer.BadParameter("say which one", param_hint="--onnx / --torchscript")
+    from scrlearn.export import SUFFIXES, export, report
+
+    format = "onnx" if onnx else "torchscript"
+    exported = export(model, out or model.with_suffix(SUFFIXES[format]), format)
+    if as_json:
+        _print_json({**vars(exported), "path": str(exported.path)})
+    elif not quiet:
+        typer.echo(report(exported))
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the picture and the report.")] = Path("demo"),
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for each method.")] = 3,
@@ -481,6 +522,11 @@ def demo(
         _console().print(demonstration.table(report))
         typer.echo(report.verdict)
         typer.echo(f"The picture is {out / demonstration.PICTURE}, the report {out / demonstration.REPORT}.")
+
+
+app.command()(serve)
+
+import scrlearn.cli_experiments  # noqa: E402  # adds its commands to `app`
 
 
 def main() -> None:

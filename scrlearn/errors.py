@@ -22,8 +22,11 @@ class CheckpointError(ScrlearnError):
     """A checkpoint that cannot be read, or was written by a newer version."""
 
 
-class NotFittedError(ScrlearnError):
-    """A question asked before anything was learned."""
+class NotFittedError(ScrlearnError, AttributeError):
+    """A question asked before anything was learned.
+
+    An AttributeError too, as scikit-learn's is: `hasattr` then says whether an estimator has been fitted.
+    """
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

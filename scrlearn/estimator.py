@@ -45,10 +45,6 @@ class Neighbours(NamedTuple):
     distances: Array
 
 
-class _Unfitted(NotFittedError, AttributeError):
-    """Also an AttributeError: scikit-learn asks with hasattr whether an estimator has been fitted."""
-
-
 class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Learns image classes one small batch at a time and answers at any moment.
 
@@ -329,13 +325,13 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _require(self) -> Learner:
         if self._learner is None:
-            raise _Unfitted("Nothing has been learned yet: call partial_fit with at least one batch first.")
+            raise NotFittedError("Nothing has been learned yet: call partial_fit with at least one batch first.")
         return self._learner
 
     def _require_classes(self) -> Learner:
         learner = self._require()
         if not self._index:
-            raise _Unfitted("Every class has been forgotten: call partial_fit with at least one batch first.")
+            raise NotFittedError("Every class has been forgotten: call partial_fit with at least one batch first.")
         return learner
 
     def _has_foreign_parts(self) -> bool:
@@ -407,7 +403,9 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         x = self._images(images, learner.image_shape)
         stored, _ = learner.memory.contents()
         if len(stored) == 0:
-            raise _Unfitted("The memory is empty, so there is nothing near: learn a batch with memory_size > 0 first.")
+            raise NotFittedError(
+                "The memory is empty, so there is nothing near: learn a batch with memory_size > 0 first."
+            )
         if self._stored_features is None:
             self._stored_features = learner.embed(stored)
         cosine = learner.embed(x) @ self._stored_features.T

@@ -44,12 +44,15 @@ def supervised_contrastive_loss(z: Tensor, y: Tensor, temperature: float = 0.1) 
     return -likelihood.mean()
 
 
-def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:
+def distillation_loss(
+    student: Tensor, teacher: Tensor, temperature: float = 2.0, weight: Tensor | None = None
+) -> Tensor:
     r"""How far the student's softened outputs are from the teacher's, times T².
 
     .. math:: T^2 \cdot \mathrm{KL}\big(\sigma(t / T) \,\|\, \sigma(s / T)\big)
 
-    Columns where the teacher has no class (``-inf``) are left out on both sides.
+    Columns where the teacher has no class (``-inf``) are left out on both sides. Averaged over the rows, each times its
+    `weight` where one is given.
 
     References
     ----------
@@ -60,7 +63,8 @@ def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0
     log_target = torch.log_softmax(teacher / temperature, dim=1).masked_fill(~known, 0.0)
     log_student = torch.log_softmax(student.masked_fill(~known, -torch.inf) / temperature, dim=1)
     divergence = target * (log_target - log_student.masked_fill(~known, 0.0))
-    return divergence.sum(1).mean() * temperature**2
+    each = divergence.sum(1)
+    return (each if weight is None else weight * each).mean() * temperature**2
 
 
 def cross_entropy_loss(logits: Tensor, y: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from scrlearn.data import Stream
 from scrlearn.evaluation import Metrics, accuracy, confusion_matrix, per_class_accuracy
@@ -24,6 +25,7 @@ class Record:
     confusion: dict[str, list[list[int]]] = field(default_factory=dict)
     per_class: dict[str, list[float | None]] = field(default_factory=dict)
     without_prototype: int = 0
+    head_weights: list[list[float | None]] = field(default_factory=list)
 
     def skip(self, stream: Stream, classifiers: Iterable[str]) -> None:
         """A task has ended without a measurement."""
@@ -45,6 +47,11 @@ class Record:
             shares = per_class_accuracy(truth, predicted, classes).tolist()
             self.per_class[name] = [None if np.isnan(share) else share for share in shares]
 
+    def add_head(self, weight: Tensor, new: Iterable[int], old: Iterable[int]) -> None:
+        """Note the softmax layer's mean weight for the classes of a task that has ended, and for those before it."""
+        means = [float(weight[list(classes)].mean()) for classes in (new, old)]
+        self.head_weights.append([mean if math.isfinite(mean) else None for mean in means])
+
     def so_far(self, classifier: str) -> float | None:
         """Mean accuracy on the tasks seen, at the last measurement."""
         rows = self.rows.get(classifier, [])
@@ -58,6 +65,8 @@ class Record:
             | {"per_class_accuracy": self.per_class[name], "confusion": self.confusion[name]}
             for name, rows in self.rows.items()
         }
+        if "softmax" in figures and len(self.head_weights) == len(self.rows["softmax"]):
+            figures["softmax"]["head_weights"] = self.head_weights  # for each task: of new classes, of old ones
         if "ncm" in figures:
             figures["ncm"]["classes_without_prototype"] = self.without_prototype
         return figures
@@ -113,6 +122,8 @@ class Moment:
         Mean accuracy on the tasks seen, as last measured; None before the first task's end.
     at_task_end
         Whether a task has just been finished and measured.
+    run
+        Which of those that run side by side: its place among the configurations.
     """
 
     seed: int
@@ -124,6 +135,7 @@ class Moment:
     images_per_second: float | None
     accuracy: float | None
     at_task_end: bool
+    run: int = 0
 
 
 Watch = Callable[[Moment], None]

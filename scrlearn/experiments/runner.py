@@ -142,12 +142,18 @@ def run_together(
     for i, (config, folder) in enumerate(zip(configs, folders, strict=True)):
         if results[i] is None:
             assert dataset is not None
-            sessions[i] = Session(config, dataset, folder, progress, checkpoint_seconds, stopwatches[i])
+            watch = None if progress is None else _numbered(progress, i)
+            sessions[i] = Session(config, dataset, folder, watch, checkpoint_seconds, stopwatches[i])
             sessions[i].open(resume)
     _lead(list(sessions.values()), first.engine)
     for i, session in sessions.items():
         results[i] = session.close(pictures)
     return [result for result in results if result is not None]
+
+
+def _numbered(progress: Watch, run: int) -> Watch:
+    """Say of which of several runs each moment is."""
+    return lambda moment: progress(dataclasses.replace(moment, run=run))
 
 
 def _lead(sessions: list[Session], engine: str) -> None:
@@ -238,6 +244,7 @@ class Session:
         """Measure, then save: a checkpoint between tasks always holds the measurement."""
         if self.learner.anytime:
             self._measure()
+            self._measure_head(task)
         else:
             self.record.skip(self.stream, self.learner.classifiers)
         self.position = Position(task + 1, 0)
@@ -264,6 +271,13 @@ class Session:
             if "ncm" in self.learner.classifiers:
                 met = self.learner.met[: self.learner.num_classes]
                 self.record.without_prototype = int((met & ~self.learner.prototypes().present).sum())
+
+    def _measure_head(self, task: int) -> None:
+        head = self.learner.network.head
+        if head is not None:  # the means of its weights show the task-recency bias
+            classes = [(c, t.index) for t in self.stream.tasks[: task + 1] for c in t.classes if c < head.capacity]
+            new, old = [c for c, of in classes if of == task], [c for c, of in classes if of < task]
+            self.record.add_head(head.weight.detach().float(), new, old)
 
     def _pause(self, loss: Tensor | None) -> None:
         now = time.monotonic()

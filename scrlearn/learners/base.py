@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scrlearn.classifiers import NearestClassMean, SoftmaxHead
+from scrlearn.classifiers import LinearDiscriminant, NearestClassMean, SoftmaxHead
 from scrlearn.devices import numerics, resolve_device, resolve_precision
 from scrlearn.errors import InputError, NotFittedError, suggest
 from scrlearn.learners.sdc import DriftCompensation
@@ -20,10 +20,11 @@ from scrlearn.memory import Memory
 from scrlearn.models import Network, ReducedResNet18, feature_dim, projection_head
 from scrlearn.randomness import derived_seed, generator, seeded
 
-CLASSIFIERS = ("softmax", "ncm")
+CLASSIFIERS = ("softmax", "ncm", "combined", "lda")
 PROTOTYPES = ("auto", "memory", "sdc")
 PREDICTION_BATCH = {"cuda": 2000}
 NCM_TEMPERATURE = 0.1
+DEFAULT_WIDTH = 20
 Runner = Callable[..., Tensor]
 Progress = Callable[[int, int], None]
 
@@ -41,8 +42,12 @@ class Learner:
         Channels, height, width of the images.
     encoder
         Any module that maps images N×C×H×W (floats in [0, 1]) to vectors N×d. Default: the reduced ResNet18.
+    width
+        Channels of the default encoder's first stage: 20 is the paper's reduced ResNet18, 64 the full one.
     classifier
-        "softmax" or "ncm": which one `predict` uses unless told otherwise.
+        Which one `predict` uses unless told otherwise: "softmax" (the linear layer), "ncm" (nearest class mean),
+        "combined" (the log-probabilities of both added up), or "lda" (nearest class mean in the metric of the classes'
+        shared covariance, see `LinearDiscriminant`).
     memory_size
         M: the most images kept.
     memory_batch
@@ -54,13 +59,14 @@ class Learner:
     prototypes
         Where the nearest-class-mean classifier has its class means from: "memory", the stored images; "sdc", running
         means that follow the encoder by semantic drift compensation and need no stored image (`DriftCompensation`; two
-        more forwards a batch); "auto": "sdc" for classifier="ncm" with memory_size=0, "memory" otherwise.
+        more forwards a batch); "auto": "sdc" for classifier="ncm" or "combined" with memory_size=0, else "memory".
     drift_width
         σ of semantic drift compensation.
     averaging
-        Decay of the running average of the weights that predicts instead of the weights themselves; 0: none.
+        Decay of the running average of weights and BatchNorm statistics that predicts instead of those in training, one
+        update after each gradient step; 0: none. Update number t has the decay min(averaging, (1 + t) / (10 + t)).
     mirror
-        Average the features of each image and its mirror image when predicting.
+        Average the features of each image and its mirror image, for class means and for prediction.
     precision
         "bf16" (encoder in bfloat16), "tf32", "fp32", or "auto": bf16 where the hardware has it.
     device
@@ -80,6 +86,7 @@ class Learner:
         *,
         image_shape: tuple[int, int, int],
         encoder: nn.Module | None = None,
+        width: int = DEFAULT_WIDTH,
         classifier: str = "softmax",
         memory_size: int = 0,
         memory_batch: int = 10,
@@ -95,6 +102,7 @@ class Learner:
         seed: int = 0,
     ) -> None:
         self._check(classifier, memory_batch, learning_rate, momentum, averaging)
+        _check_width(width, encoder)
         self.image_shape = image_shape
         self.classifier = classifier
         self.memory_batch = memory_batch
@@ -106,7 +114,7 @@ class Learner:
         self.prediction_batch = PREDICTION_BATCH.get(self.device.type, 512)
         self.generator = generator(seed, "learner", device=self.device)
         self.memory = Memory(memory_size, image_shape, self.device)
-        self.network = self._build_network(encoder, classes_ahead).to(self.device)
+        self.network = self._build_network(encoder, width, classes_ahead).to(self.device)
         self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.weights: list[Tensor] = [p for p in self.network.parameters() if p.requires_grad]
         self.velocity = [torch.zeros_like(w) for w in self.weights] if momentum else []
@@ -117,7 +125,7 @@ class Learner:
         self.steps = 0
         self.tasks = 0
         self.runner: Runner = self._run_directly
-        self._prototypes: NearestClassMean | None = None
+        self._changed()
         self.drift = self._build_drift(prototypes, drift_width)
         self.earlier = Teacher(self._encoder(), training=False) if self.drift is not None else None
 
@@ -134,10 +142,10 @@ class Learner:
             if not good:
                 raise InputError(f"{name} is {value}, which is out of range.")
 
-    def _build_network(self, encoder: nn.Module | None, classes_ahead: int) -> Network:
+    def _build_network(self, encoder: nn.Module | None, width: int, classes_ahead: int) -> Network:
         with seeded(self.seed, "network"):
             # a copy: two learners must never train the same module
-            encoder = copy.deepcopy(encoder) if encoder is not None else ReducedResNet18(self.image_shape[0])
+            encoder = copy.deepcopy(encoder) if encoder is not None else ReducedResNet18(self.image_shape[0], width)
             self.feature_length = features = feature_dim(encoder.cpu(), self.image_shape)
             projection = projection_head(self.projection, features) if self.projection else None
         if self.device.type == "cuda" and isinstance(encoder, ReducedResNet18):
@@ -148,7 +156,7 @@ class Learner:
     def _build_drift(self, prototypes: str, width: float) -> DriftCompensation | None:
         if prototypes not in PROTOTYPES:
             raise InputError(f'There are no prototypes "{prototypes}".{suggest(prototypes, PROTOTYPES)}')
-        without_memory = self.classifier == "ncm" and self.memory.capacity == 0
+        without_memory = self.classifier in ("ncm", "combined") and self.memory.capacity == 0
         if prototypes == "memory" or (prototypes == "auto" and not without_memory):
             return None
         return DriftCompensation(self.feature_length, width, len(self.met), self.device)
@@ -167,11 +175,9 @@ class Learner:
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         """Everything that happens on the device for one batch. Graph-safe."""
         self.met.index_fill_(0, y, True)
-        if self.network.head is not None:
-            self.network.head.meet(y)
+        for head in self._heads():
+            head.meet(y)
         loss = self.train_batch(x, y)
-        if self.average is not None:
-            self.average_weights()
         if self.drift is not None:
             self._follow(self.drift, x, y)
         return loss.detach()
@@ -191,6 +197,10 @@ class Learner:
         network = self.average if self.average is not None else self.network
         return Network(network.encoder, bf16=network.bf16)
 
+    def _heads(self) -> list[SoftmaxHead]:
+        """The softmax head, and its average."""
+        return [n.head for n in (self.network, self.average) if n is not None and n.head is not None]
+
     def train_batch(self, x: Tensor, y: Tensor) -> Tensor:
         """The method itself: retrieve, views, gradient step, memory update. Returns the loss."""
         raise NotImplementedError
@@ -199,7 +209,13 @@ class Learner:
         """What the host keeps track of after a step on this many images."""
         self.memory.advance(images)
         self.steps += 1
-        self._prototypes = None
+        self._changed()
+
+    def _changed(self) -> None:
+        """Weights or memory are others now: what was computed from them for answering is out of date."""
+        self._stored: Tensor | None = None
+        self._prototypes: NearestClassMean | None = None
+        self._discriminant: LinearDiscriminant | None = None
 
     def signature(self, images: int) -> Hashable:
         """What the shapes of the next step depend on, known on the host; a new value needs a new graph."""
@@ -246,26 +262,28 @@ class Learner:
         return list(torch.autograd.grad(loss, self.weights, materialize_grads=True))
 
     def descend(self, gradient: list[Tensor], scale: float = 1.0) -> None:
-        """One step of stochastic gradient descent; `scale` shortens it."""
+        """One step of stochastic gradient descent, and of the averaged weights; `scale` shortens the gradient."""
         with torch.no_grad():
             if self.momentum:
                 torch._foreach_mul_(self.velocity, self.momentum)
-                torch._foreach_add_(self.velocity, gradient)
-                gradient = self.velocity
-            torch._foreach_add_(self.weights, gradient, alpha=-self.learning_rate * scale)
+                torch._foreach_add_(self.velocity, gradient, alpha=scale)
+                torch._foreach_add_(self.weights, self.velocity, alpha=-self.learning_rate)
+            else:
+                torch._foreach_add_(self.weights, gradient, alpha=-self.learning_rate * scale)
+            if self.average is not None:
+                self._average(self.average)
 
-    def average_weights(self) -> None:
+    def _average(self, average: Network) -> None:
         """Move the averaged network towards the trained one; the decay rises to `averaging` as steps go by."""
-        assert self.average is not None
-        with torch.no_grad():
-            self.updates += 1
-            share = 1 - ((1 + self.updates) / (10 + self.updates)).clamp(max=self.averaging)
-            target = _floats(self.average)
-            change = torch._foreach_sub(_floats(self.network), target)
-            torch._foreach_mul_(change, share)
-            torch._foreach_add_(target, change)
-            if self.network.head is not None and self.average.head is not None:
-                self.average.head.active.copy_(self.network.head.active)
+        self.updates += 1
+        share = 1 - ((1 + self.updates) / (10 + self.updates)).clamp(max=self.averaging)
+        floats, others = _split_tensors(average)
+        trained, trained_others = _split_tensors(self.network)
+        change = torch._foreach_sub(trained, floats)
+        torch._foreach_mul_(change, share)
+        torch._foreach_add_(floats, change)
+        if others:  # counters and masks have no average
+            torch._foreach_copy_(others, trained_others)
 
     def set_training(self, training: bool) -> None:
         """Switch BatchNorm and the like, only where it changes anything (walking the modules costs time)."""
@@ -280,10 +298,16 @@ class Learner:
 
     @property
     def classifiers(self) -> tuple[str, ...]:
-        """The classifiers this learner can answer with."""
-        softmax = ("softmax",) if self.network.head is not None else ()
-        ncm = ("ncm",) if self.memory.capacity or self.drift is not None else ()
-        return softmax + ncm
+        """The classifiers that are measured: softmax and ncm; all there are where its own is neither of the two."""
+        usual = self.classifier in ("softmax", "ncm")
+        return tuple(name for name in (CLASSIFIERS[:2] if usual else CLASSIFIERS) if self._has(name))
+
+    def _has(self, classifier: str) -> bool:
+        """Whether this learner can answer with a classifier."""
+        softmax = self.network.head is not None
+        memory = self.memory.capacity > 0
+        ncm = memory or self.drift is not None
+        return {"softmax": softmax, "ncm": ncm, "combined": softmax and ncm, "lda": memory}.get(classifier, False)
 
     @torch.no_grad()
     def embed(self, x: Tensor) -> Tensor:
@@ -301,8 +325,8 @@ class Learner:
 
     def _features(self, network: Network, x: Tensor) -> Tensor:
         features = network.features(x)
-        if self.mirror:
-            features = F.normalize(features, dim=1) + F.normalize(network.features(x.flip(-1)), dim=1)
+        if self.mirror:  # not normalised first: the softmax layer has learned features as they are
+            features = (features + network.features(x.flip(-1))) / 2
         return features
 
     @torch.no_grad()
@@ -313,25 +337,32 @@ class Learner:
     def scores_from_features(self, features: Tensor, classifier: str | None = None) -> Tensor:
         """Scores from what `features` gave, so that several classifiers share one pass."""
         classifier = classifier or self.classifier
-        if classifier not in self.classifiers:
+        if not self._has(classifier):
             raise InputError(self._cannot(classifier))
         if self.num_classes == 0:
             raise NotFittedError("Nothing has been learned yet: call learn (or partial_fit) with at least one batch.")
         if classifier == "ncm":
             return self.prototypes().scores(features)
+        if classifier == "lda":
+            return self.discriminant().scores(features)
+        if classifier == "combined":  # a class that one of the two does not know has -inf
+            logits, cosines = (self.scores_from_features(features, name) for name in ("softmax", "ncm"))
+            return torch.log_softmax(logits, dim=1) + torch.log_softmax(cosines / NCM_TEMPERATURE, dim=1)
         head = (self.average if self.average is not None else self.network).head
         assert head is not None
         scores: Tensor = head(features)[:, : self.num_classes]
         return scores.masked_fill(~self.met[: self.num_classes], -torch.inf)
 
     def _cannot(self, classifier: str) -> str:
-        if classifier == "ncm":
+        if classifier == "lda":
+            return "The lda classifier computes its metric from stored images: give memory_size > 0."
+        if classifier in CLASSIFIERS and self.network.head is None and classifier != "ncm":
+            return f'This learner has no softmax head: build it with classifier="{classifier}".'
+        if classifier in CLASSIFIERS:
             return (
                 "The nearest-class-mean classifier computes its prototypes from stored images, and this learner stores "
                 'none: give memory_size > 0, or prototypes="sdc", which needs no images.'
             )
-        if classifier in CLASSIFIERS:
-            return f'This learner has no softmax head: build it with classifier="{classifier}".'
         return f'There is no classifier "{classifier}".{suggest(classifier, CLASSIFIERS)}'
 
     def predict(self, x: Tensor, classifier: str | None = None) -> Tensor:
@@ -349,11 +380,7 @@ class Learner:
         if self.drift is not None:
             return self.drift.classifier(self.num_classes)
         if self._prototypes is None:
-            images, labels = self.memory.contents()
-            if len(labels) == 0:
-                raise NotFittedError("The memory is empty, so there are no prototypes yet: learn at least one batch.")
-            features = torch.cat([self.features(part) for part in self._parts(images)])
-            self._prototypes = NearestClassMean.fit(features, labels, self.num_classes)
+            self._prototypes = NearestClassMean.fit(*self._stored_features(), self.num_classes)
             missing = int((self.met[: self.num_classes] & ~self._prototypes.present).sum())
             if missing:
                 warnings.warn(
@@ -363,6 +390,23 @@ class Learner:
                 )
         return self._prototypes
 
+    @torch.no_grad()
+    def discriminant(self) -> LinearDiscriminant:
+        """The class means and the shared metric over the memory, computed once after each change."""
+        if self._discriminant is None:
+            self.prototypes()  # warns of classes that have no image in memory
+            self._discriminant = LinearDiscriminant.fit(*self._stored_features(), self.num_classes)
+        return self._discriminant
+
+    def _stored_features(self) -> tuple[Tensor, Tensor]:
+        """Features and classes of the images in memory."""
+        images, labels = self.memory.contents()
+        if len(labels) == 0:
+            raise NotFittedError("The memory is empty, so there are no prototypes yet: learn at least one batch.")
+        if self._stored is None:
+            self._stored = torch.cat([self.features(part) for part in self._parts(images)])
+        return self._stored, labels
+
     def _parts(self, x: Tensor) -> Iterator[Tensor]:
         for part in x.split(self.prediction_batch):
             yield part.to(self.device)
@@ -371,11 +415,11 @@ class Learner:
         """Remove a class: its images and its prototype; the weights stay. Says how many images there were."""
         removed = self.memory.forget(label)
         self.met[label] = False
-        if self.network.head is not None:
-            self.network.head.active[label] = False
+        for head in self._heads():
+            head.active[label] = False
         if self.drift is not None:
             self.drift.forget(label)
-        self._prototypes = None
+        self._changed()
         return removed
 
     # ---------------------------------------------------------------- stopping and going on
@@ -420,13 +464,21 @@ class Learner:
         if self.drift is not None and self.earlier is not None:
             self.drift.load_state_dict(state["drift"])
             self.earlier.load_state_dict(state["earlier"])
-        self._prototypes = None
+        self._changed()
 
 
-def _floats(network: nn.Module) -> list[Tensor]:
-    """Weights and BatchNorm statistics; the averaged network takes all of them."""
-    tensors = [*network.parameters(), *network.buffers()]
-    return [t.data for t in tensors if t.is_floating_point()]
+def _check_width(width: int, encoder: nn.Module | None) -> None:
+    if width < 1:
+        raise InputError(f"width is {width}; it must be 1 or more.")
+    if encoder is not None and width != DEFAULT_WIDTH:
+        raise InputError(f"width is {width}, but it belongs to the default encoder, and another one was given.")
+
+
+def _split_tensors(network: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights and BatchNorm statistics, of which there is an average; and what else belongs to the network's state."""
+    hidden = {id(m._buffers[name]) for m in network.modules() for name in m._non_persistent_buffers_set}
+    tensors = [*(p.data for p in network.parameters()), *(b for b in network.buffers() if id(b) not in hidden)]
+    return [t for t in tensors if t.is_floating_point()], [t for t in tensors if not t.is_floating_point()]
 
 
 def _fitted(old: Tensor, like: Tensor) -> Tensor:

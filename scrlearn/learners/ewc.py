@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from scrlearn.errors import InputError
-from scrlearn.learners.base import Learner, _fitted
+from scrlearn.learners.base import _fitted
+from scrlearn.learners.keeper import Keeper
 from scrlearn.losses import cross_entropy_loss
-from scrlearn.memory.reservoir import Reservoir
 
 
-class EWC(Learner):
+class EWC(Keeper):
     r"""Elastic Weight Consolidation with a running Fisher information (EWC++).
 
     The loss on a batch is
@@ -42,7 +42,7 @@ class EWC(Learner):
     fold_every
         Batches between two foldings.
     others
-        See `Learner`.
+        See `Keeper` (who is kept) and `Learner`.
 
     References
     ----------
@@ -74,7 +74,6 @@ class EWC(Learner):
         self.importance = [torch.zeros_like(w) for w in self.weights]
         self.anchor = [w.detach().clone() for w in self.weights]
         self.batches_of_task = 0
-        self.reservoir = Reservoir()
 
     def train_batch(self, x: Tensor, y: Tensor) -> Tensor:
         """One step on the stream batch with the penalty; its squared gradient joins the Fisher information."""
@@ -86,8 +85,7 @@ class EWC(Learner):
         if self.tasks and self.strength:
             self._add_penalty(gradient)
         self.descend(gradient)
-        if self.memory.capacity:
-            self.reservoir(self, x, y)
+        self.keep(x, y)
         return loss
 
     @torch.no_grad()

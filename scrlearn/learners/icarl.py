@@ -85,7 +85,7 @@ class ICaRL(Learner):
         self.exemplars.end_task(self)
         self.teacher.copy(self.network)
         self.old.copy_(self.met)
-        self._prototypes = None
+        self._changed()
 
     def signature(self, images: int) -> Hashable:
         """From the second task on there are a teacher and exemplars."""

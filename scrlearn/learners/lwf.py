@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from scrlearn.errors import InputError
-from scrlearn.learners.base import Learner
+from scrlearn.learners.keeper import Keeper
 from scrlearn.learners.teacher import Teacher
 from scrlearn.losses import cross_entropy_loss, distillation_loss
-from scrlearn.memory.reservoir import Reservoir
 
 
-class LwF(Learner):
+class LwF(Keeper):
     r"""Learning without Forgetting, for a stream.
 
     The teacher is the network at the end of the previous task. With t tasks behind it, the loss on a batch is
@@ -34,7 +33,7 @@ class LwF(Learner):
     distillation_temperature
         T: larger values make more of the teacher's small outputs.
     others
-        See `Learner`.
+        See `Keeper` (who is kept) and `Learner`.
 
     References
     ----------
@@ -58,14 +57,12 @@ class LwF(Learner):
         self.distillation_temperature = distillation_temperature
         self.teacher = Teacher(self.network)
         self.share = torch.ones((), device=self.device)
-        self.reservoir = Reservoir()
 
     def train_batch(self, x: Tensor, y: Tensor) -> Tensor:
         """One step on the stream batch: learn the new, keep the old answers."""
         loss = self.loss(x, y)
         self.descend(self.gradient(loss))
-        if self.memory.capacity:
-            self.reservoir(self, x, y)
+        self.keep(x, y)
         return loss
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from scrlearn.memory import RETRIEVALS, UPDATES
 
 PARTS: dict[str, Mapping[str, type]] = {"objective": OBJECTIVES, "retrieve": RETRIEVALS, "update": UPDATES}
 SURROUNDINGS = frozenset({"image_shape", "encoder", "device", "seed"})
+NEED_HEAD = ("softmax", "combined")  # classifiers that a contrastive learner has to train a softmax head for
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,28 @@ METHODS: dict[str, Method] = {
                 "memory_size": 2000,
                 "memory_batch": 100,
                 "classifier": "ncm",
+            },
+        ),
+        Method(
+            "scr+",
+            "Supervised Contrastive Replay with averaged weights and more",
+            "this project",
+            2026,
+            "SCR with a cross-entropy term, momentum, two steps a batch and a balanced memory; averaged weights "
+            "answer, from each image and its mirror image",
+            {
+                "objective": "supervised-contrastive",
+                "retrieve": "random",
+                "update": "balanced",
+                "memory_size": 2000,
+                "memory_batch": 100,
+                "classifier": "ncm",
+                "averaging": 0.995,
+                "mirror": True,
+                "cross_entropy_weight": 1.0,
+                "momentum": 0.9,
+                "learning_rate": 0.05,
+                "updates_per_batch": 2,
             },
         ),
         Method(
@@ -126,7 +149,7 @@ METHODS: dict[str, Method] = {
             "Chaudhry et al., ECCV",
             2018,
             "trains on the stream, and holds the weights that mattered for earlier tasks; images are never replayed",
-            {"memory_size": 2000},
+            {"update": "reservoir", "memory_size": 2000},
             EWC,
         ),
         Method(
@@ -135,7 +158,7 @@ METHODS: dict[str, Method] = {
             "Li and Hoiem, ECCV",
             2016,
             "trains on the stream, and keeps the answers of the network before the task; images are never replayed",
-            {"memory_size": 2000},
+            {"update": "reservoir", "memory_size": 2000},
             LwF,
         ),
         Method(
@@ -188,7 +211,7 @@ def make_learner(method: str, *, image_shape: tuple[int, int, int], **options: A
         if name not in known:
             raise InputError(f'Method "{method}" has no option "{name}".{suggest(name, known)}')
     given = {**spec.options, **options}
-    if given.get("classifier") == "softmax" and "probe" in known:
+    if given.get("classifier") in NEED_HEAD and "probe" in known:
         given.setdefault("probe", True)
     arguments = {name: given[name] for owner in _classes(spec.learner) for name in _signature(owner) if name in given}
     for role, table in PARTS.items():

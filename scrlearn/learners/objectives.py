@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from scrlearn.augment import Augment
+from scrlearn.augment import Augment, as_augment
 from scrlearn.errors import InputError
-from scrlearn.losses import cross_entropy_loss, supervised_contrastive_loss
+from scrlearn.losses import cross_entropy_loss, distillation_loss, supervised_contrastive_loss
 from scrlearn.models.network import to_float
 
 if TYPE_CHECKING:
@@ -20,17 +21,41 @@ class Objective:
     """A loss on a batch of images.
 
     `joint`: stream and memory images go through the network as one batch; otherwise each has its own forward and the
-    gradients add up. `needs_memory`: no step is made while the memory is empty.
+    gradients add up. `needs_memory`: no step is made while the memory is empty. `distillation_weight`: above 0, the
+    learner's averaged weights teach (see `distillation`).
     """
 
     joint = False
     needs_memory = False
     projection: str | None = None
     has_head = True
+    distillation_weight = 0.0
 
     def loss(self, learner: Learner, x: Tensor, y: Tensor) -> Tensor:
         """The loss on one batch (uint8 images)."""
         raise NotImplementedError
+
+
+def distillation(learner: Learner, x: Tensor, y: Tensor, logits: Tensor) -> Tensor:
+    r"""How far the logits are from those of the averaged weights, each image as much as those are right about it.
+
+    .. math::
+        \frac{T^2}{n} \sum_i \sigma(t_i)_{y_i} \, \mathrm{KL}\big(\sigma(t_i / T) \,\|\, \sigma(s_i / T)\big),
+        \qquad T = 2
+
+    where s are the logits given and t those of the averaged weights. The average lags behind, so of a new class it
+    knows little; the weight, its probability of the right class, lets it teach only what it knows.
+    """
+    assert learner.average is not None
+    with torch.no_grad():
+        teacher = learner.average.logits(x)
+        sure = torch.softmax(teacher, dim=1).gather(1, y[:, None]).squeeze(1)
+    return distillation_loss(logits, teacher, weight=sure)
+
+
+def _check_weight(name: str, value: float) -> None:
+    if value < 0:
+        raise InputError(f"{name} is {value}; it must be 0 or more.")
 
 
 class CrossEntropy(Objective):
@@ -40,14 +65,22 @@ class CrossEntropy(Objective):
     ----------
     joint
         One forward over stream and memory images together (as ASER does) instead of one each (as ER does).
+    distillation_weight
+        Weight of a term that draws the outputs towards those of the averaged weights (see `distillation`; needs
+        `averaging`); 0: none.
     """
 
-    def __init__(self, joint: bool = False) -> None:
-        self.joint = joint
+    def __init__(self, joint: bool = False, distillation_weight: float = 0.0) -> None:
+        _check_weight("distillation_weight", distillation_weight)
+        self.joint, self.distillation_weight = joint, distillation_weight
 
     def loss(self, learner: Learner, x: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropy of the batch."""
-        return cross_entropy_loss(learner.network.logits(x), y)
+        logits = learner.network.logits(x)
+        loss = cross_entropy_loss(logits, y)
+        if self.distillation_weight:
+            loss = loss + self.distillation_weight * distillation(learner, x, y, logits)
+        return loss
 
 
 class SupervisedContrastive(Objective):
@@ -60,13 +93,17 @@ class SupervisedContrastive(Objective):
     projection
         "mlp", "linear" or "none".
     augment
-        The second view: True for the paper's augmentation, False for a plain copy, or a callable of your own.
+        The second view: True for the paper's augmentation, False or None for a plain copy, or a callable of your own,
+        f(x) or f(x, generator) (see `scrlearn.augment.as_augment`).
     views
         "joint": both views in one forward; "separate": a forward each, so BatchNorm statistics are per view.
     cross_entropy_weight
         Weight of a cross-entropy term on the encoder features beside the contrastive loss; 0: none.
     probe
         Train a softmax head on the features without letting its gradient into the encoder.
+    distillation_weight
+        Weight of a term that draws the softmax outputs for the images as they are towards those of the averaged weights
+        (see `distillation`; needs `averaging` and `cross_entropy_weight`); 0: none.
     """
 
     joint = True
@@ -76,26 +113,34 @@ class SupervisedContrastive(Objective):
         self,
         temperature: float = 0.1,
         projection: str = "mlp",
-        augment: bool | Augment = True,
+        augment: bool | Callable[..., Any] | None = True,
         views: str = "joint",
         cross_entropy_weight: float = 0.0,
         probe: bool = False,
+        distillation_weight: float = 0.0,
     ) -> None:
         if temperature <= 0:
             raise InputError(f"temperature is {temperature}; it must be above 0.")
         if views not in ("joint", "separate"):
             raise InputError(f'views is "{views}"; it must be "joint" or "separate".')
+        _check_weight("cross_entropy_weight", cross_entropy_weight)
+        _check_weight("distillation_weight", distillation_weight)
+        if distillation_weight and not cross_entropy_weight:
+            raise InputError(
+                f"distillation_weight is {distillation_weight}, and what is distilled are the outputs of the softmax "
+                "layer, which this learner does not train: give cross_entropy_weight above 0."
+            )
         self.temperature, self.projection = temperature, projection
-        self.augment = Augment() if augment is True else augment
+        self.augment = Augment() if augment is True else as_augment(None if augment is False else augment)
         self.views = views
-        self.cross_entropy_weight = cross_entropy_weight
+        self.cross_entropy_weight, self.distillation_weight = cross_entropy_weight, distillation_weight
         self.has_head = probe or cross_entropy_weight > 0
 
     def loss(self, learner: Learner, x: Tensor, y: Tensor) -> Tensor:
         """Eq. 3 over both views of the batch."""
         network = learner.network
         raw = to_float(x)
-        second = self.augment(raw, learner.generator) if self.augment else raw
+        second = self.augment(raw, learner.generator)
         if self.views == "joint":
             features = network.features(torch.cat([raw, second]))
         else:
@@ -104,9 +149,13 @@ class SupervisedContrastive(Objective):
         loss = supervised_contrastive_loss(network.project(features), both, self.temperature)
         if network.head is None:
             return loss
-        if self.cross_entropy_weight:
-            return loss + self.cross_entropy_weight * cross_entropy_loss(network.head(features), both)
-        return loss + cross_entropy_loss(network.head(features.detach()), both)
+        if not self.cross_entropy_weight:
+            return loss + cross_entropy_loss(network.head(features.detach()), both)
+        logits = network.head(features)
+        loss = loss + self.cross_entropy_weight * cross_entropy_loss(logits, both)
+        if self.distillation_weight:
+            loss = loss + self.distillation_weight * distillation(learner, raw, y, logits[: len(y)])
+        return loss
 
 
 OBJECTIVES: dict[str, type[Objective]] = {

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scrlearn.classifiers import SoftmaxHead
 from scrlearn.errors import InputError
-from scrlearn.learners.base import Learner, Progress, _floats
+from scrlearn.learners.base import Learner, Progress, _split_tensors
 from scrlearn.losses import cross_entropy_loss
 from scrlearn.memory import Memory
 from scrlearn.randomness import generator
@@ -133,7 +133,7 @@ class Offline(Learner):
             self.set_training(True)  # whoever watches the progress may have asked for an answer
             self.runner(self.train_step, *self.memory.read(slots))
             self.trained += 1
-            self._prototypes = None
+            self._changed()
             if progress is not None:
                 progress(self.trained, steps)
 
@@ -141,8 +141,6 @@ class Offline(Learner):
         """One step of plain training. Graph-safe."""
         loss = cross_entropy_loss(self.network.logits(x), y)
         self.descend(self.gradient(loss))
-        if self.average is not None:
-            self.average_weights()
         return loss.detach()
 
     def _order(self, epoch: int) -> Tensor:
@@ -163,9 +161,9 @@ class Offline(Learner):
         head.active |= self.met
         for velocity in self.velocity:
             velocity.zero_()
-        if self.average is not None and self.average.head is not None:
-            torch._foreach_copy_(_floats(self.average), _floats(self.network))
-            self.average.head.active.copy_(head.active)
+        if self.average is not None:
+            for own, new in zip(_split_tensors(self.average), _split_tensors(self.network), strict=True):
+                torch._foreach_copy_(own, new)
             self.updates.zero_()
 
     def end_task(self) -> None:

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from scrlearn.errors import InputError
-from scrlearn.learners.base import Learner
+from scrlearn.learners.keeper import Keeper
 from scrlearn.learners.objectives import Objective
-from scrlearn.memory import Retrieval, Update
+from scrlearn.memory import Retrieval
 from scrlearn.memory.random import NoRetrieval
 
 REVIEW_BATCH = 100
 REVIEW_SCALE = 0.1
 
 
-class Replay(Learner):
+class Replay(Keeper):
     """A replay method: an objective, a retrieval policy and an update policy around one memory.
 
     Parameters
@@ -27,15 +27,14 @@ class Replay(Learner):
         What is minimised.
     retrieve
         Who is replayed.
-    update
-        Who is kept.
     review
         After each task, one pass over the memory in batches of 100 with a tenth of the gradient, as the paper's
         released configuration does.
     updates_per_batch
-        Gradient steps for each stream batch, each with its own memory batch.
+        Gradient steps for each stream batch, each with a memory batch and views of its own; the memory is updated once,
+        after the last.
     others
-        See `Learner`.
+        See `Keeper` (who is kept) and `Learner`.
     """
 
     def __init__(
@@ -43,22 +42,25 @@ class Replay(Learner):
         *,
         objective: Objective,
         retrieve: Retrieval,
-        update: Update,
         review: bool = False,
         updates_per_batch: int = 1,
         **others: Any,
     ) -> None:
-        self.objective, self.retrieve, self.update = objective, retrieve, update
+        self.objective, self.retrieve = objective, retrieve
         self.projection, self.has_head = objective.projection, objective.has_head
-        self.graph_safe = retrieve.graph_safe and update.graph_safe
+        self.graph_safe = retrieve.graph_safe
         super().__init__(**others)
         if updates_per_batch < 1:
             raise InputError(f"updates_per_batch is {updates_per_batch}; it must be 1 or more.")
         if self.memory.capacity == 0 and not isinstance(retrieve, NoRetrieval):
             raise InputError("memory_size is 0, and a replay method lives on its memory: give memory_size ≥ 1.")
+        if objective.distillation_weight and self.average is None:
+            raise InputError(
+                f"distillation_weight is {objective.distillation_weight}, but there are no averaged weights that could "
+                "teach: give averaging, such as 0.995."
+            )
         self.review, self.updates_per_batch = review, updates_per_batch
         retrieve.attach(self)
-        update.attach(self)
 
     def train_batch(self, x: Tensor, y: Tensor) -> Tensor:
         """Algorithm 1: retrieve, step, update the memory."""
@@ -66,8 +68,7 @@ class Replay(Learner):
         if self.memory.size > 0 or not self.objective.needs_memory:
             for _ in range(self.updates_per_batch):
                 loss = self._joint_step(x, y) if self.objective.joint else self._separate_step(x, y)
-        if self.memory.capacity:
-            self.update(self, x, y)
+        self.keep(x, y)
         return loss
 
     def _joint_step(self, x: Tensor, y: Tensor) -> Tensor:
@@ -90,42 +91,41 @@ class Replay(Learner):
         return loss
 
     def signature(self, images: int) -> Hashable:
-        """The policies' shapes too."""
-        return super().signature(images), self.retrieve.signature(self), self.update.signature(self)
+        """The retrieval's shapes too."""
+        return super().signature(images), self.retrieve.signature(self)
 
-    def end_task(self) -> None:
-        """Review the memory, where that is asked for."""
-        super().end_task()
+    def reserve(self, classes: int) -> None:
+        """The retrieval makes room too."""
+        super().reserve(classes)
+        self.retrieve.reserve(self)
+
+    def task_over(self) -> None:
+        """Review the memory, where that is asked for; then the policies hear that a task is over."""
         if self.review:
             self.set_training(True)
             order = self.memory.sample(self.memory.size, self.generator)
             for slots in order.split(REVIEW_BATCH):
                 if len(slots) == REVIEW_BATCH:
                     self.runner(self.review_step, slots)
-            self._prototypes = None
+            self._changed()
+        self.retrieve.end_task(self)
 
     def review_step(self, slots: Tensor) -> Tensor:
         """One shortened step on stored images. Graph-safe."""
         loss = self.objective.loss(self, *self.memory.read(slots))
         self.descend(self.gradient(loss), scale=REVIEW_SCALE)
-        if self.average is not None:
-            self.average_weights()
         return loss.detach()
 
     def forget(self, label: int) -> int:
-        """The policies forget the class too."""
-        images_before = self.memory.labels[: self.memory.size]
-        kept = (images_before != label).nonzero().flatten()
-        self.retrieve.forget(label, kept)
-        self.update.forget(label, kept)
+        """The retrieval forgets the class too."""
+        self.retrieve.forget(label, self._slots_without(label))
         return super().forget(label)
 
     def state_dict(self) -> dict[str, Any]:
-        """The policies' state too."""
-        return super().state_dict() | {"retrieve": self.retrieve.state_dict(), "update": self.update.state_dict()}
+        """The retrieval's state too."""
+        return super().state_dict() | {"retrieve": self.retrieve.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The policies' state too."""
+        """The retrieval's state too."""
         super().load_state_dict(state)
         self.retrieve.load_state_dict(state.get("retrieve", {}))
-        self.update.load_state_dict(state.get("update", {}))

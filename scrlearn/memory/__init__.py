@@ -7,6 +7,7 @@ from scrlearn.memory.aser import ASERRetrieval, ASERUpdate
 from scrlearn.memory.balanced import BalancedReservoir
 from scrlearn.memory.buffer import Memory
 from scrlearn.memory.gss import GSSUpdate
+from scrlearn.memory.herding import Herding
 from scrlearn.memory.mir import MIRRetrieval
 from scrlearn.memory.policy import Retrieval, Update
 from scrlearn.memory.random import NoRetrieval, RandomRetrieval
@@ -23,6 +24,7 @@ UPDATES: dict[str, type[Update]] = {
     "reservoir": Reservoir,
     "balanced": BalancedReservoir,
     "gss": GSSUpdate,
+    "herding": Herding,
     "aser": ASERUpdate,
 }
 

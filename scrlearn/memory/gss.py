@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import vmap
 
 from scrlearn.errors import InputError
-from scrlearn.losses import cross_entropy_loss
+from scrlearn.memory.gradients import Run, gradients_by_vmap, gram, group_gradients
 from scrlearn.memory.losses import contrastive_losses, temperature_of
 from scrlearn.memory.policy import Update
 from scrlearn.models.network import Network, to_float
@@ -35,6 +36,9 @@ class GSSUpdate(Update):
 
     The loss is the cross-entropy. Where the learner is contrastive, it is the supervised contrastive loss of an image's
     two views against the reference images, whose own projections are held fixed: that exists for a single image too.
+
+    All gradients come from one forward and one backward (`group_gradients`) where the encoder's weights are those of
+    convolutions, linear layers and BatchNorm; for any other encoder they come from `torch.func.vmap`, which is slower.
 
     Parameters
     ----------
@@ -64,6 +68,7 @@ class GSSUpdate(Update):
             if value < 1:
                 raise InputError(f"{name} is {value}; it must be 1 or more.")
         self.references, self.reference_size = references, reference_size
+        self.at_once = True
 
     def attach(self, learner: Learner) -> None:
         """A score for each slot, and one for the spare slot."""
@@ -86,27 +91,38 @@ class GSSUpdate(Update):
     def score(self, learner: Learner, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The largest cosine to a reference: of each image's gradient, and of the batch's."""
         learner.set_training(False)
-        slots = learner.memory.sample(self._drawn(learner)[0], learner.generator)
-        images, labels = learner.memory.read(slots)
+        count, size = self._drawn(learner)
+        images, labels = learner.memory.read(learner.memory.sample(count, learner.generator))
         crowd = crowd_of(learner, images, labels)
-        references = self.reference_gradients(learner, images, labels, crowd)
-        gradients = gradients_per_image(learner, x, y, crowd)
+        runs = (Run(len(x), 1), Run(count // size, size))
+        gradients = self.gradients(learner, torch.cat([x, images]), torch.cat([y, labels]), runs, crowd)
         learner.set_training(True)
-        inner, norms = gradients @ references.T, references.norm(dim=1)
+        products = gram(gradients)
+        norms, inner = products.diagonal().sqrt(), products[: len(x), len(x) :]
         # in evaluation mode images do not meet, so the batch's gradient is the mean of theirs
-        batch = inner.mean(0) / (gradients.mean(0).norm() * norms).clamp(min=SMALLEST_NORM)
-        cosines = inner / (gradients.norm(dim=1, keepdim=True) * norms).clamp(min=SMALLEST_NORM)
+        norm = products[: len(x), : len(x)].mean().clamp(min=0).sqrt()
+        batch = inner.mean(0) / (norm * norms[len(x) :]).clamp(min=SMALLEST_NORM)
+        cosines = inner / (norms[: len(x), None] * norms[len(x) :]).clamp(min=SMALLEST_NORM)
         return cosines.amax(1), batch.amax()
 
-    def reference_gradients(self, learner: Learner, x: Tensor, y: Tensor, crowd: Crowd | None) -> Tensor:
-        """The gradient of each group, one a row."""
-        size = self._drawn(learner)[1]
-        rows = []
-        for views, labels in zip(views_of(learner, x).split(size), y.split(size), strict=True):
-            features = learner.network.features(views.flatten(0, 1))
-            loss = image_loss(learner.network, features, labels.repeat_interleave(views.shape[1]), crowd)
-            rows.append(torch.cat([g.flatten() for g in learner.gradient(loss)]))
-        return torch.stack(rows)
+    def gradients(
+        self, learner: Learner, x: Tensor, y: Tensor, runs: Sequence[Run], crowd: Crowd | None = None
+    ) -> list[list[Tensor]]:
+        """For each run and weight, the gradients of groups of images; the network must be in evaluation mode."""
+        views = views_of(learner, x)
+        loss = GroupLoss(learner.network, crowd)
+        if self.at_once:
+            rows = [Run(groups, size * views.shape[1]) for groups, size in runs]
+            labels = y.repeat_interleave(views.shape[1])
+            found = group_gradients(lambda: loss.total(views.flatten(0, 1), labels, rows), learner.weights, rows)
+            if found is not None:
+                return found
+            self.at_once = False  # and from now on: what an encoder is made of does not change
+        sizes = [groups * size for groups, size in runs]
+        return [
+            gradients_by_vmap(loss, learner.weights, of_run.unflatten(0, run), labels.unflatten(0, run))
+            for run, of_run, labels in zip(runs, views.split(sizes), y.split(sizes), strict=True)
+        ]
 
     def replace(self, learner: Learner, scores: Tensor, batch_score: Tensor) -> Tensor:
         """The slot each image of the batch takes over; the spare one for those turned away."""
@@ -171,42 +187,46 @@ def views_of(learner: Learner, x: Tensor) -> Tensor:
     if learner.network.projection is None:
         return raw[:, None]
     augment = cast("SupervisedContrastive", cast(Any, learner).objective).augment
-    return torch.stack([raw, augment(raw, learner.generator) if augment else raw], dim=1)
+    return torch.stack([raw, augment(raw, learner.generator)], dim=1)
 
 
-def image_loss(network: Network, features: Tensor, y: Tensor, crowd: Crowd | None) -> Tensor:
-    """The loss whose gradients are compared."""
-    if crowd is None:
-        assert network.head is not None
-        return cross_entropy_loss(network.head(features), y)
-    z = network.project(features)
-    keys, labels = torch.cat([z, crowd.projections]), torch.cat([y, crowd.labels])
-    return contrastive_losses(z, y, keys, labels, crowd.temperature).mean()
+class GroupLoss(nn.Module):
+    """The mean loss of a group of images: what is differentiated.
 
-
-class ImageLoss(nn.Module):
-    """The loss as one module, so that its weights can be given from outside."""
+    Parameters
+    ----------
+    network
+        In evaluation mode.
+    crowd
+        What images are contrasted with; None for the cross-entropy.
+    """
 
     def __init__(self, network: Network, crowd: Crowd | None) -> None:
         super().__init__()
         self.network, self.crowd = network, crowd
 
     def forward(self, views: Tensor, y: Tensor) -> Tensor:
-        """The loss of one image."""
+        """The loss of one group: its images' views (N×V×C×H×W) and classes."""
         # not network.features: neither its memory layout nor bfloat16 BatchNorm exists under vmap
-        features = self.network.encoder(views).float()
-        return image_loss(self.network, features, y.expand(len(views)), self.crowd)
+        features = self.network.encoder(views.flatten(0, 1)).float()
+        return self.losses(features, y[:, None].expand(views.shape[:2]).flatten(), [Run(1, len(features))]).mean()
 
+    def total(self, x: Tensor, y: Tensor, runs: Sequence[Run]) -> Tensor:
+        """The sum of the losses of many groups, in one forward."""
+        losses = self.losses(self.network.features(x), y, runs).split([groups * size for groups, size in runs])
+        return torch.stack([part.sum() / run.size for part, run in zip(losses, runs, strict=True)]).sum()
 
-def gradients_per_image(learner: Learner, x: Tensor, y: Tensor, crowd: Crowd | None = None) -> Tensor:
-    """The gradient of each image's loss by all weights, one a row; the network must be in evaluation mode."""
-    module = ImageLoss(learner.network, crowd)
-    names = [name for name, weight in module.named_parameters() if weight.requires_grad]
+    def losses(self, features: Tensor, y: Tensor, runs: Sequence[Run]) -> Tensor:
+        """The loss of each view; contrastive ones see their group and the crowd."""
+        if self.crowd is None:
+            assert self.network.head is not None
+            return F.cross_entropy(self.network.head(features), y, reduction="none")
+        z, sizes = self.network.project(features), [groups * size for groups, size in runs]
+        terms = vmap(self._contrasted)
+        parts = zip(runs, z.split(sizes), y.split(sizes), strict=True)
+        return torch.cat([terms(a.unflatten(0, run), b.unflatten(0, run)).flatten() for run, a, b in parts])
 
-    def loss(weights: dict[str, Tensor], views: Tensor, label: Tensor) -> Tensor:
-        value: Tensor = functional_call(module, weights, (views, label))
-        return value
-
-    weights = dict(zip(names, (w.detach() for w in learner.weights), strict=True))
-    gradients = vmap(grad(loss), in_dims=(None, 0, 0))(weights, views_of(learner, x), y)
-    return torch.cat([gradients[name].flatten(1) for name in names], dim=1)
+    def _contrasted(self, z: Tensor, y: Tensor) -> Tensor:
+        assert self.crowd is not None
+        keys, labels = torch.cat([z, self.crowd.projections]), torch.cat([y, self.crowd.labels])
+        return contrastive_losses(z, y, keys, labels, self.crowd.temperature)

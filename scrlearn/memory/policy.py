@@ -20,6 +20,12 @@ class Policy:
     def attach(self, learner: Learner) -> None:
         """Called once when the learner is built: allocate what the policy keeps between steps."""
 
+    def reserve(self, learner: Learner) -> None:
+        """The learner may have made room for more classes (`len(learner.met)`): make it here too."""
+
+    def end_task(self, learner: Learner) -> None:
+        """A hint that a task is over."""
+
     def signature(self, learner: Learner) -> Hashable:
         """What the shapes of the next step depend on, known on the host; a new value means a new graph."""
         return None

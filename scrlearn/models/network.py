@@ -102,10 +102,11 @@ def feature_dim(encoder: nn.Module, image_shape: tuple[int, int, int]) -> int:
     try:
         with torch.no_grad():
             out = encoder(torch.zeros(1, *image_shape))
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # a module from elsewhere may fail in any way
         shape = "×".join(map(str, image_shape))
         raise InputError(
-            f"The encoder {type(encoder).__name__} does not take {shape} images (channels×height×width): {error}. "
+            f"The encoder {type(encoder).__name__} does not take {shape} images (channels×height×width): "
+            f"{type(error).__name__}: {error}. "
             "Give an encoder for this size, or resize the images."
         ) from error
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -174,20 +174,25 @@ def _widened(tensor: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
     return wide
 
 
-def _narrow_state(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """Cut the zeros off before a state is saved."""
+def _own_shapes(module: nn.Module, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors that padding widens, by name, with the shapes they have without it."""
     for name, part in module.named_modules(prefix=prefix.removesuffix(".")):
         if isinstance(part, nn.Conv2d):
-            inner = part.in_channels
-            state[f"{name}.weight"] = state[f"{name}.weight"][: part.out_channels, :inner]
+            yield f"{name}.weight", (part.out_channels, part.in_channels, *part.kernel_size)
         elif isinstance(part, BatchNorm):
             for key in ("weight", "bias", "running_mean", "running_var"):
-                state[f"{name}.{key}"] = state[f"{name}.{key}"][: part.num_features]
+                yield f"{name}.{key}", (part.num_features,)
+
+
+def _narrow_state(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Cut the zeros off before a state is saved."""
+    for name, shape in _own_shapes(module, prefix):
+        state[name] = state[name][tuple(map(slice, shape))]
 
 
 def _widen_state(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-    """Put the zeros back before a state is loaded."""
-    for name, own in (*module.named_parameters(), *module.named_buffers()):
-        key = f"{prefix}{name}"
-        if key in state and state[key].shape != own.shape and state[key].ndim == own.ndim:
-            state[key] = _widened(state[key], own.shape)
+    """Put the zeros back before a state is loaded; one of another network stays as it is and is refused."""
+    wide = {f"{prefix}{name}": own.shape for name, own in (*module.named_parameters(), *module.named_buffers())}
+    for name, shape in _own_shapes(module, prefix):
+        if name in state and tuple(state[name].shape) == shape:
+            state[name] = _widened(state[name], wide[name])

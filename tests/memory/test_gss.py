@@ -12,7 +12,8 @@ from torch import nn
 from scrlearn.checkpoint import digest
 from scrlearn.errors import InputError
 from scrlearn.learners import make_learner
-from scrlearn.memory.gss import FIRST_SCORE, GSSUpdate, crowd_of, gradients_per_image
+from scrlearn.memory.gradients import Run
+from scrlearn.memory.gss import FIRST_SCORE, GSSUpdate, crowd_of
 from scrlearn.models import ReducedResNet18
 from scrlearn.randomness import seeded
 
@@ -74,6 +75,20 @@ def backward(learner, loss):
     return torch.cat([g.flatten() for g in found])
 
 
+def gradients(learner, x, y, crowd=None):
+    """The gradient of each image's loss, one a row."""
+    (found,) = learner.update.gradients(learner, x, y, [Run(len(x), 1)], crowd)
+    return torch.cat([g.flatten(1) for g in found], dim=1)
+
+
+class Normalised(Small):
+    """Has weights that only vmap can handle: those of GroupNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers[1] = nn.GroupNorm(2, 8)
+
+
 def random_like(learner):
     """A generator that will give the learner's next random numbers."""
     return torch.Generator().manual_seed(0).set_state(learner.generator.get_state())
@@ -82,12 +97,17 @@ def random_like(learner):
 # ---------------------------------------------------------------- gradients
 
 
-@pytest.mark.parametrize("encoder", [small(), ReducedResNet18(1)])
-def test_gradients_equal_one_backward_pass_an_image(encoder):
+@pytest.mark.parametrize(
+    ("encoder", "at_once"),
+    [(small(), True), (ReducedResNet18(1), True), (Normalised(), False)],
+    ids=["small", "resnet", "group norm"],
+)
+def test_gradients_equal_one_backward_pass_an_image(encoder, at_once):
     learner = learned(batches=2, encoder=encoder)
     learner.set_training(False)
     x, y = digits(200, 207)
-    rows = gradients_per_image(learner, x, y)
+    rows = gradients(learner, x, y)
+    assert learner.update.at_once == at_once
     for i in range(7):
         expected = backward(learner, F.cross_entropy(learner.network.logits(x[i : i + 1]), y[i : i + 1]))
         torch.testing.assert_close(rows[i], expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
@@ -99,18 +119,19 @@ def test_gradients_with_a_frozen_layer_leave_it_out():
     learner.weights = [p for p in learner.network.parameters() if p.requires_grad]
     learner.set_training(False)
     x, y = digits(200, 203)
-    assert gradients_per_image(learner, x, y).shape == (3, sum(w.numel() for w in learner.weights))
+    assert gradients(learner, x, y).shape == (3, sum(w.numel() for w in learner.weights))
 
 
-def test_contrastive_gradients_equal_one_backward_pass_an_image():
-    learner = learned("scr", update="gss", augment=False, memory_batch=10, temperature=0.2)
+@pytest.mark.parametrize("encoder", [small(), Normalised()], ids=["at once", "by vmap"])
+def test_contrastive_gradients_equal_one_backward_pass_an_image(encoder):
+    learner = learned("scr", update="gss", augment=False, memory_batch=10, temperature=0.2, encoder=encoder)
     learner.set_training(False)
     x, y = digits(200, 205)
     y[0] = 14  # a class the crowd does not know: the second view is its only positive
     others, labels = digits(0, 20)
     network = learner.network
     crowd = crowd_of(learner, others, labels)
-    rows = gradients_per_image(learner, x, y, crowd)
+    rows = gradients(learner, x, y, crowd)
     keys = network.project(network.features(others)).detach()
     for i in range(5):
         anchor, second = network.project(network.features(torch.stack([x[i], x[i]])))
@@ -123,9 +144,31 @@ def test_contrastive_gradients_equal_one_backward_pass_an_image():
         torch.testing.assert_close(rows[i], expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
 
 
+def test_contrastive_groups_see_each_other_and_the_crowd():
+    learner = learned("scr", update="gss", augment=False, memory_batch=10, temperature=0.2)
+    learner.set_training(False)
+    (x, y), (others, labels) = digits(200, 206), digits(0, 20)
+    crowd = crowd_of(learner, others, labels)
+    found = learner.update.gradients(learner, x, y, [Run(1, 4), Run(1, 2)], crowd)
+    rows = [torch.cat([g.flatten() for g in run]) for run in found]
+    network, keys = learner.network, learner.network.project(learner.network.features(others)).detach()
+    for row, group in zip(rows, (slice(0, 4), slice(4, 6)), strict=True):
+        z = network.project(network.features(x[group].repeat_interleave(2, 0)))
+        own = y[group].repeat_interleave(2)
+        loss = 0.0
+        for i in range(len(z)):
+            rest = [j for j in range(len(z)) if j != i]
+            logits = torch.cat([z[rest], keys]) @ z[i] / 0.2
+            positive = torch.cat([own[rest], labels]) == own[i]
+            loss = loss - (logits - logits.logsumexp(0))[positive].mean() / len(z)
+        expected = backward(learner, loss)
+        torch.testing.assert_close(row, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+
 @pytest.mark.parametrize(("memory_size", "groups", "size"), [(40, 4, 10), (7, 1, 7), (200, 10, 10), (60, 6, 10)])
-def test_scores_are_the_largest_cosines(memory_size, groups, size):
-    learner = learned(memory_size=memory_size, batches=12)
+@pytest.mark.parametrize("encoder", [small(), Normalised()], ids=["at once", "by vmap"])
+def test_scores_are_the_largest_cosines(memory_size, groups, size, encoder):
+    learner = learned(memory_size=memory_size, batches=12, encoder=encoder)
     x, y = digits(200, 208)
     images, labels = learner.memory.read(learner.memory.sample(groups * size, random_like(learner)))
     scores, batch_score = learner.update.score(learner, x, y)

@@ -1,0 +1,258 @@
+"""Tables that are generated from the code, so that pages cannot say something else than it does.
+
+    python docs/generate.py            # writes them into the pages
+    python docs/generate.py --check    # says which pages are out of date; exit code 1 if any is
+
+In a page, a table stands between ``<!-- generated: WHAT -->`` and ``<!-- end -->``; WHAT is a line of `TABLES`, with
+its argument. What an option means is taken from the docstring of the class that has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+BLOCK = re.compile(r"(<!-- generated: ([^\n]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+HELP_DEFAULT = re.compile(r"\s*[\[(]default: (.+?)[\])]")
+
+
+# ---------------------------------------------------------------- docstrings
+
+
+def documented(owner: type) -> dict[str, str]:
+    """What the docstring of a class says about each of its parameters."""
+    lines = (inspect.getdoc(owner) or "").splitlines()
+    rules = [i for i, line in enumerate(lines) if line and set(line) == {"-"}]
+    meanings: dict[str, list[str]] = {}
+    for rule, following in zip(rules, [*rules, len(lines) + 1][1:], strict=True):
+        if lines[rule - 1] != "Parameters":
+            continue
+        names: list[str] = []
+        for line in lines[rule + 1 : following - 1]:
+            if line and not line.startswith(" "):
+                names = [name.strip() for name in line.split(",")]
+                meanings |= {name: [] for name in names}
+            elif line:
+                for name in names:
+                    meanings[name].append(line.strip())
+    return {name: " ".join(text) for name, text in meanings.items()}
+
+
+def summary(owner: type) -> str:
+    """The first sentence of a docstring."""
+    return (inspect.getdoc(owner) or "").split("\n\n")[0].replace("\n", " ")
+
+
+# ---------------------------------------------------------------- tables
+
+
+def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    headings = list(headings)
+    lines = [headings, ["---"] * len(headings), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def page_of(method: str) -> str:
+    """The name of a method's page: a plus sign in an address means a space to some programs."""
+    return f"{method.replace('+', '-plus')}.md"
+
+
+def options(method: str) -> str:
+    """Every option of a method with its default and its meaning, those of its own parts first."""
+    from scrlearn.learners import find_method
+    from scrlearn.learners.methods import PARTS, _classes, _signature
+
+    spec = find_method(method)
+    defaults = spec.parameters()
+    learners = {f"learner {owner.__name__}": owner for owner in _classes(spec.learner)}
+    parts = {role: known[defaults[role]] for role, known in PARTS.items() if role in defaults}
+    own = {name for owner in learners.values() for name in _signature(owner)}
+    said: dict[str, dict[str, str]] = {}
+    for role, owner in {**parts, **learners}.items():
+        meanings = documented(owner)
+        for name in _signature(owner):
+            # what a part has in common with the learner, the learner explains; what a learner passes on, its base
+            if name in defaults and name in meanings and not (role in parts and name in own):
+                said.setdefault(name, {})[role] = meanings[name]
+    if unexplained := sorted(defaults.keys() - said.keys()):
+        raise SystemExit(f"No docstring of {method}'s classes says what {', '.join(unexplained)} is (Parameters).")
+    rows = [(f"`{name}`", f"`{defaults[name]!r}`", _meaning(name, roles)) for name, roles in said.items()]
+    return table(("option", "default", "what it is"), rows)
+
+
+def _meaning(name: str, said: dict[str, str]) -> str:
+    """What an option is; where two parts use it differently, what it is for each."""
+    from scrlearn.learners.methods import PARTS
+
+    if name in PARTS:
+        return f"{next(iter(said.values()))} {choices(PARTS[name])}"
+    if len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    return " ".join(f"*{role}*: {meaning}" for role, meaning in said.items())
+
+
+def choices(known: Mapping[str, type]) -> str:
+    """The names of a part, for a person to choose from."""
+    return "One of " + ", ".join(f"`{name}`" for name in known) + "."
+
+
+def methods(_: str) -> str:
+    """Every method: where it comes from, what it answers with, what it is made of."""
+    from scrlearn.learners import METHODS
+
+    rows = []
+    for method in METHODS.values():
+        values = method.parameters()
+        made_of = [f"`{values[role]}`" for role in ("objective", "retrieve", "update") if role in values]
+        source = f"{method.title} ({method.reference}, {method.year})"
+        rows.append(
+            (
+                f"[`{method.name}`]({page_of(method.name)})",
+                f"{source}: {method.summary}.",
+                f"`{values['classifier']}`",
+                " + ".join(made_of) or f"its own: `{method.learner.__name__}`",
+            )
+        )
+    return table(("method", "what it does", "answers with", "made of"), rows)
+
+
+def parts(role: str) -> str:
+    """What can stand in one place of a method, with the options that come with it."""
+    from scrlearn.learners.methods import PARTS, _signature
+
+    rows = [
+        (
+            f"`{name}`",
+            summary(part),
+            ", ".join(f"`{option}={default!r}`" for option, default in _signature(part).items()),
+        )
+        for name, part in PARTS[role].items()
+    ]
+    return table((role, "what it does", "its options"), rows)
+
+
+def datasets(_: str) -> str:
+    """Every data set with a name."""
+    from scrlearn.data import DEFAULT_TASKS, SOURCES
+
+    rows = []
+    for source in SOURCES.values():
+        where = source.where(Path("ROOT"))
+        rows.append(
+            (
+                f"`{source.name}`",
+                source.description,
+                str(DEFAULT_TASKS[source.name]),
+                "part of the package" if where is None else f"`{where}`",
+                "not needed" if where is None else "yes" if source.fetch else "no",
+            )
+        )
+    return table(("name", "what it is", "tasks", "where", "can be downloaded"), rows)
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def commands() -> dict[str, Any]:
+    """Every command by its words: "run", "data list", …"""
+    import typer
+
+    from scrlearn.cli import app
+
+    def walk(command: Any, words: tuple[str, ...]) -> Iterable[tuple[str, Any]]:
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            yield " ".join(words), command
+        else:
+            for name, part in inner.items():
+                yield from walk(part, (*words, name))
+
+    return dict(walk(typer.main.get_command(app), ()))
+
+
+def command(words: str) -> str:
+    """What a command takes, as `--help` says it."""
+    rows = [_parameter(parameter) for parameter in commands()[words].params if parameter.name != "help"]
+    return table(("option", "default", "what it is"), rows)
+
+
+def other_commands(_: str) -> str:
+    """What the commands take that have no section with examples of their own yet."""
+    page = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    sections = []
+    for words, found in commands().items():
+        if f"<!-- generated: command {words} -->" not in page:
+            text = " ".join((found.help or "").split("\n\n")[0].split())
+            sections.append(f"### scr {words}\n\n{text}\n\n{command(words)}")
+    return "\n".join(sections) or "Every command has its section above.\n"
+
+
+def _parameter(parameter: Any) -> tuple[str, str, str]:
+    text, value = parameter.help or "", parameter.default
+    if not parameter.opts[0].startswith("-"):
+        name = parameter.name.upper() + ("…" if parameter.nargs == -1 else "")
+        return f"`{name}`", "needed" if parameter.required else "none", text
+    names = [f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts)]
+    if parameter.metavar:
+        names[0] = f"`{parameter.opts[0]} {parameter.metavar}`"
+    if parameter.envvar:
+        text += f" Also by the environment variable `{parameter.envvar}`."
+    said = HELP_DEFAULT.search(text)
+    if parameter.required:
+        default = "needed"
+    elif said:
+        default = said[1]
+    elif isinstance(value, bool):
+        default = "yes" if value else "no"
+    else:
+        default = "none" if value in (None, []) else f"`{value}`"
+    return ", ".join(names), default, HELP_DEFAULT.sub("", text)
+
+
+# ---------------------------------------------------------------- pages
+
+TABLES: dict[str, Callable[[str], str]] = {
+    "options": options,
+    "methods": methods,
+    "parts": parts,
+    "datasets": datasets,
+    "command": command,
+    "other-commands": other_commands,
+}
+
+
+def refreshed(text: str) -> str:
+    """A page with its tables as they must be now."""
+
+    def fill(found: re.Match[str]) -> str:
+        kind, _, argument = found[2].partition(" ")
+        return f"{found[1]}\n{TABLES[kind](argument)}\n{found[4]}"
+
+    return BLOCK.sub(fill, text)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the pages that are out of date, or name them."""
+    parser = argparse.ArgumentParser(description="Generate the tables of the documentation from the code.")
+    parser.add_argument("--check", action="store_true", help="only say which pages are out of date")
+    check = parser.parse_args(arguments).check
+    stale = 0
+    for page in sorted(DOCS.rglob("*.md")):
+        old = page.read_text(encoding="utf-8")
+        if (new := refreshed(old)) != old:
+            stale += 1
+            if not check:
+                page.write_text(new, encoding="utf-8")
+            print(f"{page.relative_to(DOCS)} {'is out of date' if check else 'is written anew'}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Running the service: a socket, a server, and an orderly end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from scrlearn.errors import InputError
+from scrlearn.service.settings import Limits
+
+GRACE_SECONDS = 30
+
+
+def serve(
+    state: str | os.PathLike[str],
+    config: Mapping[str, Any] | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    hosts: frozenset[str] = frozenset(),
+    limits: Limits | None = None,
+    ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT; then finish, write a snapshot, and return.
+
+    Parameters
+    ----------
+    state, config, limits
+        See `Service`.
+    host, port
+        Where to listen; port 0: any that is free. Anything but this machine itself needs a token.
+    token
+        What `Authorization: Bearer` must hold.
+    hosts
+        Further host names that requests without a token may come to.
+    ready
+        Called with the address when the service listens.
+    """
+    _check_installed()
+    import uvicorn
+
+    from scrlearn.service.app import create_app
+    from scrlearn.service.core import Service
+    from scrlearn.service.guard import Access, is_loopback
+
+    access = Access(token, hosts)
+    if token is None and not is_loopback(host):
+        raise InputError(
+            f'Host "{host}" can be reached from other machines, so a token is needed: --token-file FILE with a secret, '
+            "made for instance by: openssl rand -hex 32"
+        )
+    listener = _listen(host, port)
+    with listener, Service(state, config, limits=limits) as service:
+
+        class Server(uvicorn.Server):
+            """Lets go of whoever waits for something to be learned, so that the end does not wait for them."""
+
+            def handle_exit(self, sig: int, frame: Any) -> None:
+                service.release()
+                super().handle_exit(sig, frame)
+
+        settings = uvicorn.Config(
+            create_app(service, access),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+        shown = f"[{host}]" if ":" in host else host
+        ready(f"http://{shown}:{listener.getsockname()[1]}")
+        with _signals_are_no_errors():
+            Server(settings).run(sockets=[listener])
+
+
+def _check_installed() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import python_multipart  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"The service needs {error.name}: pip install 'scrlearn[serve]'.") from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """The socket, before anything else: a port in use is said at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise InputError(f'There is no host "{host}": {error}.') from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise InputError(f"{host}:{port} cannot be listened on: {error.strerror}. Choose another --port.") from error
+    return listener
+
+
+@contextlib.contextmanager
+def _signals_are_no_errors() -> Iterator[None]:
+    """Uvicorn raises the signal that ended it once more when all is done; the end was orderly, so nothing happens."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def read_token(path: Path) -> str:
+    """The secret in a file; spaces and line ends around it do not count."""
+    try:
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f'The token file "{path}" cannot be read: {error}.') from error
+    if not text:
+        raise InputError(f'The token file "{path}" is empty. Make a secret, for instance: openssl rand -hex 32')
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        logging.getLogger("scrlearn.service").warning('Others can read "%s": chmod 600 %s', path, path)
+    return text

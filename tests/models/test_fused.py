@@ -1,0 +1,282 @@
+"""The CUDA kernels of BatchNorm and convolution against PyTorch in float64: values, gradients, statistics, bits."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton", reason="the kernels need Triton")
+
+from scrlearn.models import Network, ReducedResNet18
+from scrlearn.models.fused import WHOLE_ROWS, batch_norm
+from scrlearn.models.fused_conv import MOST_CHANNELS, convolve
+
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DEVICE = "cuda"
+NEAR_ZERO = 1e-2  # ReLU's gradient jumps at 0, where the kernel and the reference may stand on different sides
+
+# batch, channels, height, width: one kernel for all rows or partial sums; odd sizes; the border between the two ways
+IMAGES = [
+    (2, 160, 4, 4),
+    (3, 20, 5, 7),
+    (1, 1, 2, 1),
+    (7, 33, 9, 11),
+    (1, 8, WHOLE_ROWS, 1),
+    (1, 8, WHOLE_ROWS + 1, 1),
+    (20, 24, 32, 32),
+    (11, 5, 16, 17),
+    (6, 130, 21, 21),
+]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def random(*shape, seed=0, dtype=torch.float32):
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return values.to(DEVICE, memory_format=torch.channels_last) if len(shape) == 4 else values.to(DEVICE)
+
+
+def close(found, exact, error):
+    """Every value is as near as its own rounding allows, and as the rounding of what it was summed from."""
+    exact = exact.to(found.device)
+    scale = exact.abs().max().clamp(min=0.1).item()
+    torch.testing.assert_close(found.double(), exact, rtol=error, atol=error * scale)
+
+
+# ---------------------------------------------------------------- BatchNorm
+
+
+class Norm:
+    """One layer with all it reads and writes."""
+
+    def __init__(self, shape, dtype, residual, relu):
+        channels = shape[1]
+        self.relu = relu
+        self.x = random(*shape, dtype=dtype) + 0.5
+        self.residual = random(*shape, seed=1, dtype=dtype) if residual else None
+        self.weight, self.bias = random(channels, seed=2) + 1, random(channels, seed=3)
+        self.mean, self.var = random(channels, seed=4), random(channels, seed=5).abs() + 0.5
+        self.first = (self.mean.clone(), self.var.clone())
+        self.counter = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        self.dy = random(*shape, seed=6, dtype=dtype)
+        self.dy[self.before_relu().abs() < NEAR_ZERO] = 0
+
+    @property
+    def leaves(self):
+        return [t for t in (self.x, self.weight, self.bias, self.residual) if t is not None]
+
+    def before_relu(self):
+        x = self.x.double()
+        out = F.batch_norm(x, None, None, self.weight.double(), self.bias.double(), True)
+        return out if self.residual is None else out + self.residual.double()
+
+    def run(self):
+        """Output, gradients by input, weight, bias and residual, and the new running statistics."""
+        self.mean.copy_(self.first[0]), self.var.copy_(self.first[1])
+        x, weight, bias, *residual = (t.detach().requires_grad_() for t in self.leaves)
+        residual = residual[0] if residual else None
+        y = batch_norm(x, residual, weight, bias, self.mean, self.var, self.counter, self.relu)
+        leaves = [x, weight, bias] + ([] if residual is None else [residual])
+        gradients = torch.autograd.grad(y, leaves, self.dy)
+        return [y.detach(), *gradients, self.mean.clone(), self.var.clone()]
+
+    def expected(self):
+        """The same by PyTorch in float64."""
+        leaves = [t.detach().double().requires_grad_() for t in self.leaves]
+        x, weight, bias, *residual = leaves
+        mean, var = (t.double() for t in self.first)
+        y = F.batch_norm(x, mean, var, weight, bias, True, 0.1, 1e-5)
+        y = y + residual[0] if residual else y
+        y = y.relu() if self.relu else y
+        return [y.detach(), *torch.autograd.grad(y, leaves, self.dy.double()), mean, var]
+
+
+NAMES = ["output", "input", "weight", "bias", "residual"]
+
+
+@pytest.mark.parametrize("shape", IMAGES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+def test_batch_norm_forward_gradients_and_running_statistics(shape, dtype, residual, relu):
+    layer = Norm(shape, dtype, residual, relu)
+    found, expected = layer.run(), layer.expected()
+    assert found[0].dtype == found[1].dtype == dtype
+    assert found[0].is_contiguous(memory_format=torch.channels_last)
+    rounding = 1e-4 if dtype == torch.float32 else 2**-7
+    for name, a, b in zip(NAMES[: len(found) - 2], found[:-2], expected[:-2], strict=True):
+        close(a, b, 1e-4 if name in ("weight", "bias") else rounding)
+    for a, b in zip(found[-2:], expected[-2:], strict=True):
+        close(a, b, 1e-5)
+    assert layer.counter.item() == 0  # ready for the next time
+
+
+@pytest.mark.parametrize("shape", IMAGES)
+def test_batch_norm_gives_the_same_bits_every_time(shape):
+    layer = Norm(shape, torch.bfloat16, residual=True, relu=True)
+    first = layer.run()
+    for _ in range(3):
+        for a, b in zip(first, layer.run(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_batch_norm_of_images_in_another_memory_layout():
+    layer = Norm((4, 12, 6, 5), torch.float32, residual=True, relu=True)
+    first = layer.run()
+    layer.x, layer.residual, layer.dy = (t.contiguous() for t in (layer.x, layer.residual, layer.dy))
+    assert not layer.x.is_contiguous(memory_format=torch.channels_last)
+    for a, b in zip(first, layer.run(), strict=True):
+        assert torch.equal(a, b)
+
+
+# ---------------------------------------------------------------- convolution
+
+# channels in, channels out, kernel, stride, (batch, height, width)
+CONVOLUTIONS = [
+    (3, 24, 3, 1, (20, 32, 32)),
+    (24, 24, 3, 1, (20, 32, 32)),
+    (24, 40, 3, 2, (20, 32, 32)),
+    (24, 40, 1, 2, (20, 32, 32)),
+    (40, 40, 3, 1, (8, 16, 16)),
+    (1, 20, 3, 1, (3, 8, 8)),
+    (MOST_CHANNELS, MOST_CHANNELS, 3, 1, (2, 4, 4)),
+    (5, 7, 3, 1, (3, 9, 11)),
+    (5, 7, 3, 2, (3, 9, 11)),
+    (5, 7, 1, 2, (3, 9, 11)),
+    (5, 7, 1, 1, (3, 7, 5)),
+    (20, 20, 3, 1, (1, 1, 1)),
+    (20, 40, 3, 2, (1, 2, 3)),
+    (17, 33, 3, 2, (5, 21, 13)),
+]
+
+
+def convolution(channels_in, channels, size, stride, images, dtype=torch.bfloat16):
+    """Output and gradients by input and weight, and the same by PyTorch in float64 from the same rounded numbers."""
+    count, height, width = images
+    x = random(count, channels_in, height, width, dtype=dtype).requires_grad_()
+    weight = random(channels, channels_in, size, size, seed=1).requires_grad_()
+    y = convolve(x, weight, stride)
+    dy = random(*y.shape, seed=2, dtype=torch.bfloat16)
+    found = [y.detach(), *torch.autograd.grad(y, (x, weight), dy)]
+    exact = [t.detach().bfloat16().double().requires_grad_() for t in (x, weight)]
+    out = F.conv2d(*exact, stride=stride, padding=size // 2)
+    return found, [out.detach(), *torch.autograd.grad(out, exact, dy.double())]
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_convolution_forward_and_gradients(layer):
+    found, expected = convolution(*layer)
+    assert [t.dtype for t in found] == [torch.bfloat16, torch.bfloat16, torch.float32]
+    for a, b, error in zip(found, expected, (2**-7, 2**-7, 1e-4), strict=True):
+        assert a.shape == b.shape
+        close(a, b, error)
+
+
+def test_convolution_of_float32_images():
+    found, expected = convolution(3, 24, 3, 1, (4, 32, 32), torch.float32)
+    close(found[0], expected[0], 2**-7)
+    close(found[2], expected[2], 1e-4)
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_convolution_gives_the_same_bits_every_time(layer):
+    first = convolution(*layer)[0]
+    for a, b in zip(first, convolution(*layer)[0], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_convolution_takes_weights_in_any_memory_layout():
+    x = random(3, 6, 8, 8, dtype=torch.bfloat16)
+    weight = random(9, 6, 3, 3, seed=1)
+    plain = weight.contiguous()
+    assert plain.stride() != weight.stride()
+    results = []
+    for w in (weight.detach().requires_grad_(), plain.detach().requires_grad_()):
+        y = convolve(x, w)
+        results.append((y.detach(), *torch.autograd.grad(y.float().square().sum(), w)))
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+# ---------------------------------------------------------------- graphs
+
+
+def captured(function):
+    """What a function gives when it is recorded as a CUDA graph and replayed."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = function()
+    graph.replay()
+    graph.replay()
+    torch.cuda.synchronize()
+    return outputs
+
+
+@pytest.mark.parametrize("shape", [(3, 20, 5, 7), (20, 24, 32, 32)])
+def test_batch_norm_in_a_graph_gives_the_same_bits(shape):
+    layer = Norm(shape, torch.bfloat16, residual=True, relu=True)
+    eager = layer.run()
+    for a, b in zip(eager, captured(layer.run), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_convolution_in_a_graph_gives_the_same_bits(stride):
+    x = random(6, 24, 16, 16, dtype=torch.bfloat16)
+    weight = random(40, 24, 3, 3, seed=1)
+
+    def run():
+        a, w = x.detach().requires_grad_(), weight.detach().requires_grad_()
+        y = convolve(a, w, stride)
+        return [y.detach(), *torch.autograd.grad(y, (a, w), torch.ones_like(y))]
+
+    eager = run()
+    for a, b in zip(eager, captured(run), strict=True):
+        assert torch.equal(a, b)
+
+
+# ---------------------------------------------------------------- the whole encoder
+
+
+def trained_once(encoder, x, device, bf16):
+    """Features of a batch and the gradient of a loss on them, in training mode."""
+    network = Network(encoder.to(device), bf16=bf16).train()
+    features = network.features(x.to(device))
+    direction = torch.linspace(-1, 1, features.shape[1], device=features.device, dtype=features.dtype)
+    loss = (F.normalize(features, dim=1) * direction).sum(1).square().mean()
+    gradients = torch.autograd.grad(loss, list(encoder.parameters()))
+    return features.detach().double().cpu(), [g.double().cpu() for g in gradients]
+
+
+@pytest.mark.parametrize(("bf16", "error"), [(False, 1e-3), (True, 0.1)])
+@pytest.mark.parametrize("shape", [(110, 3, 32, 32), (7, 1, 28, 28), (1, 3, 84, 84)])
+def test_the_encoder_with_all_kernels_against_float64(shape, bf16, error):
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    encoder = ReducedResNet18(shape[1])
+    exact = ReducedResNet18(shape[1]).double()
+    exact.load_state_dict(encoder.state_dict())
+    encoder.pad_channels(8)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        features, gradients = trained_once(encoder, x, DEVICE, bf16)
+    exact.train()
+    expected = exact(x.double())
+    direction = torch.linspace(-1, 1, expected.shape[1], dtype=torch.float64)
+    loss = (F.normalize(expected, dim=1) * direction).sum(1).square().mean()
+    expected_gradients = torch.autograd.grad(loss, list(exact.parameters()))
+    assert (features - expected).norm() < error * expected.norm()
+    inside = [g[tuple(map(slice, e.shape))] for g, e in zip(gradients, expected_gradients, strict=True)]
+    ours, theirs = (torch.cat([g.flatten() for g in side]) for side in (inside, expected_gradients))
+    assert torch.nn.functional.cosine_similarity(ours, theirs, dim=0) > 1 - 2 * error
+    for (name, own), (_, other) in zip(encoder.named_buffers(), exact.named_buffers(), strict=True):
+        if "running" in name:
+            own = own[: len(other)].double().cpu()
+            assert (own - other).norm() < error * other.norm(), name
+    added = [p[len(e) :] for p, e in zip(encoder.parameters(), exact.parameters(), strict=True)]
+    assert not any(part.any() for part in added)

@@ -1,0 +1,174 @@
+"""The losses against their formulas written as plain loops, their gradients, and their corners."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scrlearn.losses import cross_entropy_loss, distillation_loss, supervised_contrastive_loss
+
+
+def unit(rows, dim, seed, dtype=torch.float64):
+    random = torch.Generator().manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(rows, dim, dtype=dtype, generator=random), dim=1)
+
+
+def eq3_by_loops(z, y, temperature):
+    """Eq. 3 of the paper in Python's floats, averaged over the anchors; an empty sum over P(i) is 0."""
+    z, y = z.tolist(), y.tolist()
+    similarity = [[sum(a * b for a, b in zip(u, v, strict=True)) / temperature for v in z] for u in z]
+    total = 0.0
+    for i in range(len(z)):
+        others = [j for j in range(len(z)) if j != i]
+        positives = [p for p in others if y[p] == y[i]]
+        if not positives:
+            continue
+        largest = max(similarity[i][j] for j in others)
+        denominator = largest + math.log(sum(math.exp(similarity[i][j] - largest) for j in others))
+        total += -sum(similarity[i][p] - denominator for p in positives) / len(positives)
+    return total / len(z)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=14),
+    dim=st.integers(1, 8),
+    temperature=st.floats(0.01, 5.0),
+    seed=st.integers(0, 2**32),
+)
+def test_contrastive_loss_equals_plain_loops(labels, dim, temperature, seed):
+    z, y = unit(len(labels), dim, seed), torch.tensor(labels)
+    expected = eq3_by_loops(z, y, temperature)
+    assert supervised_contrastive_loss(z, y, temperature).item() == pytest.approx(expected, abs=1e-6, rel=1e-9)
+
+
+def test_contrastive_loss_equals_plain_loops_in_the_precision_and_size_of_a_step():
+    y = torch.arange(110) % 10
+    z = torch.cat([unit(110, 128, 0, torch.float32), unit(110, 128, 1, torch.float32)])
+    expected = eq3_by_loops(z, torch.cat([y, y]), 0.1)
+    assert supervised_contrastive_loss(z, torch.cat([y, y])).item() == pytest.approx(expected, rel=1e-6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(labels=st.lists(st.integers(0, 2), min_size=2, max_size=8), seed=st.integers(0, 2**32))
+def test_contrastive_gradient(labels, seed):
+    z, y = unit(len(labels), 4, seed).requires_grad_(), torch.tensor(labels)
+    assert torch.autograd.gradcheck(lambda z: supervised_contrastive_loss(z, y, 0.3), (z,), atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7])
+@pytest.mark.parametrize("temperature", [0.01, 0.1, 1.0])
+def test_one_sample_per_class_is_zero_with_a_zero_gradient(rows, temperature):
+    z = unit(rows, 5, 3, torch.float32).requires_grad_()
+    loss = supervised_contrastive_loss(z, torch.arange(rows), temperature)
+    (gradient,) = torch.autograd.grad(loss, z)
+    assert loss.item() == 0.0
+    assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+def test_one_sample_per_class_in_two_views_is_finite_and_teaches():
+    z = torch.cat([unit(6, 5, 0, torch.float32), unit(6, 5, 1, torch.float32)]).requires_grad_()
+    loss = supervised_contrastive_loss(z, torch.arange(6).repeat(2), 0.01)
+    (gradient,) = torch.autograd.grad(loss, z)
+    assert loss.isfinite()
+    assert gradient.isfinite().all()
+    assert gradient.abs().max() > 0
+
+
+def test_one_anchor_without_a_positive_among_others_adds_nothing_but_counts_as_an_anchor():
+    z, y = unit(5, 4, 0), torch.tensor([0, 0, 1, 1, 2])
+    assert supervised_contrastive_loss(z, y, 0.5).item() == pytest.approx(eq3_by_loops(z, y, 0.5), abs=1e-12)
+    leaf = z.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(supervised_contrastive_loss(leaf, y, 0.5), leaf)
+    assert gradient.isfinite().all()
+    assert gradient[4].abs().max() > 0  # it is a negative of the others
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.permutations(range(9)), st.permutations(range(3)), st.integers(0, 2**32))
+def test_order_of_rows_and_names_of_classes_do_not_matter(rows, names, seed):
+    z, y = unit(9, 6, seed), torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])
+    shuffled = supervised_contrastive_loss(z[list(rows)], torch.tensor(names)[y][list(rows)], 0.2)
+    assert shuffled.item() == pytest.approx(supervised_contrastive_loss(z, y, 0.2).item(), abs=1e-10)
+
+
+def test_pulling_a_class_together_lowers_the_loss():
+    z, y = unit(8, 6, 5), torch.arange(8) % 2
+    centres = unit(2, 6, 6)
+    losses = [
+        supervised_contrastive_loss(torch.nn.functional.normalize((1 - a) * z + a * centres[y], dim=1), y).item()
+        for a in (0.0, 0.5, 0.9)
+    ]
+    assert losses == sorted(losses, reverse=True)
+
+
+# ---------------------------------------------------------------- distillation
+
+
+def distillation_by_loops(student, teacher, temperature):
+    """T² KL(teacher ‖ student) over the classes the teacher has, mean over the rows."""
+    total = 0.0
+    for s, t in zip(student.tolist(), teacher.tolist(), strict=True):
+        known = [c for c in range(len(t)) if math.isfinite(t[c])]
+        p = [math.exp(t[c] / temperature) for c in known]
+        q = [math.exp(s[c] / temperature) for c in known]
+        p, q = [v / sum(p) for v in p], [v / sum(q) for v in q]
+        total += sum(a * (math.log(a) - math.log(b)) for a, b in zip(p, q, strict=True))
+    return total / len(student) * temperature**2
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 5),
+    classes=st.integers(1, 6),
+    unknown=st.integers(0, 3),
+    temperature=st.floats(0.5, 5.0),
+    seed=st.integers(0, 2**32),
+)
+def test_distillation_equals_plain_loops(rows, classes, unknown, temperature, seed):
+    random = torch.Generator().manual_seed(seed)
+    student = torch.randn(rows, classes + unknown, dtype=torch.float64, generator=random) * 3
+    teacher = torch.randn(rows, classes + unknown, dtype=torch.float64, generator=random) * 3
+    teacher[:, classes:] = -torch.inf
+    expected = distillation_by_loops(student, teacher, temperature)
+    assert distillation_loss(student, teacher, temperature).item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_distillation_gradient_and_what_the_teacher_does_not_know():
+    random = torch.Generator().manual_seed(0)
+    student = torch.randn(3, 6, dtype=torch.float64, generator=random)
+    student[:, 5] = -torch.inf  # a class neither of them has met
+    teacher = torch.randn(3, 6, dtype=torch.float64, generator=random)
+    teacher[:, 3:] = -torch.inf
+    student.requires_grad_()
+    (gradient,) = torch.autograd.grad(distillation_loss(student, teacher), student)
+    assert not gradient[:, 3:].any()
+    p, q = torch.softmax(teacher / 2, 1), torch.softmax(student.masked_fill(teacher.isinf(), -torch.inf) / 2, 1)
+    torch.testing.assert_close(gradient, 2**2 * (q - p) / 2 / 3)
+
+
+def test_distillation_of_a_student_that_answers_as_its_teacher_is_zero():
+    logits = torch.tensor([[2.0, -1.0, 0.5]]).requires_grad_()
+    loss = distillation_loss(logits, logits.detach() + 7.0)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert loss.item() == pytest.approx(0.0, abs=1e-6)
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-6, rtol=0)
+
+
+# ---------------------------------------------------------------- cross-entropy
+
+
+def test_cross_entropy_leaves_out_classes_not_met():
+    logits = torch.tensor([[1.0, 2.0, -torch.inf, 0.0], [0.0, 1.0, -torch.inf, 3.0]], dtype=torch.float64)
+    y = torch.tensor([0, 3])
+    expected = sum(
+        -row[label] + math.log(sum(math.exp(v) for v in row if math.isfinite(v)))
+        for row, label in zip(logits.tolist(), y.tolist(), strict=True)
+    )
+    leaf = logits.clone().requires_grad_()
+    loss = cross_entropy_loss(leaf, y)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    assert loss.item() == pytest.approx(expected / 2, abs=1e-12)
+    assert not gradient[:, 2].any()
