@@ -2,4 +2,6 @@
 
 import importlib.util
 
-collect_ignore = [] if importlib.util.find_spec("triton") else ["scrlearn/models/fused.py", "scrlearn/models/fused_conv.py"]
+NEED_TRITON = ["scrlearn/augment_fused.py", "scrlearn/models/fused.py", "scrlearn/models/fused_conv.py"]
+
+collect_ignore = [] if importlib.util.find_spec("triton") else NEED_TRITON

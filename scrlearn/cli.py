@@ -140,22 +140,26 @@ def _top(
 def run(
     dataset: Annotated[str, typer.Option(help="A name of `scr data list`, or folder:PATH.")] = "digits",
     method: Annotated[str, typer.Option(help="A name of `scr methods`.")] = "scr",
-    memory: Annotated[int | None, typer.Option(min=0, help="Images kept. [default: the method's]")] = None,
+    memory: Annotated[int | None, typer.Option(min=0, help="Images kept. (default: the method's)")] = None,
     memory_batch: Annotated[
-        int | None, typer.Option(min=1, help="Images replayed with each stream batch. [default: the method's]")
+        int | None, typer.Option(min=1, help="Images replayed with each stream batch. (default: the method's)")
     ] = None,
     classifier: Annotated[
-        str | None, typer.Option(help="softmax or ncm: whose figures come first. [default: the method's]")
+        str | None, typer.Option(help="softmax, ncm, combined, lda: whose figures come first. (default: the method's)")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds; several go to OUT/seed-K.")] = 1,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Tasks. [default: the field's for the data set]")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Tasks. (default: the field's for the data set)")] = None,
     order: Annotated[str, typer.Option(help="Class order: natural, or shuffled by the seed.")] = "natural",
     batch_size: Annotated[int, typer.Option(min=1, help="Images in a stream batch.")] = 10,
     blurry: Annotated[float, typer.Option(help="Share of each class that comes in other tasks.")] = 0.0,
     imbalance: Annotated[float, typer.Option(help="Most frequent class against the least frequent one.")] = 1.0,
     limit: Annotated[int | None, typer.Option(min=1, help="Training images of each class, at most.")] = None,
     drop_last: Annotated[bool, typer.Option(help="Leave out a task's last batch if it is not complete.")] = True,
+    holdout: Annotated[
+        float, typer.Option(help="Test on this share of the training images, held out, instead of the test images.")
+    ] = 0.0,
+    first_tasks: Annotated[int | None, typer.Option(min=1, help="End after this many tasks. (default: all)")] = None,
     review: Annotated[
         bool | None, typer.Option("--review/--no-review", help="Review the memory after each task.")
     ] = None,
@@ -173,10 +177,10 @@ def run(
     precision: Annotated[str, typer.Option(help="auto, bf16, tf32, fp32.")] = "auto",
     engine: Annotated[str, typer.Option(help="How a step runs: auto, eager, graph.")] = "auto",
     parallel: Annotated[
-        int | None, typer.Option(min=1, help="Seeds side by side on a GPU. [default: as many as it has room for]")
+        int | None, typer.Option(min=1, help="Seeds side by side on a GPU. (default: as many as it has room for)")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder for result, checkpoint and pictures. [default: none]")
+        Path | None, typer.Option("--out", "-o", help="Folder for result, checkpoint and pictures. (default: none)")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in OUT, or start it.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in OUT.")] = False,
@@ -223,6 +227,8 @@ def run(
         device=device,
         classes_ahead=classes_ahead,
         engine=engine,
+        holdout=holdout,
+        first_tasks=first_tasks,
     )
     how = {
         "data_root": data_root,
@@ -475,7 +481,7 @@ def export(
     torchscript: Annotated[bool, typer.Option("--torchscript", help="Write TorchScript.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The file to write. [default: MODEL with the ending .onnx or .pt]"),
+        typer.Option("--out", "-o", help="The file to write. (default: MODEL with the ending .onnx or .pt)"),
     ] = None,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
@@ -527,6 +533,7 @@ def demo(
 app.command()(serve)
 
 import scrlearn.cli_experiments  # noqa: E402  # adds its commands to `app`
+import scrlearn.cli_tune  # noqa: E402  # adds `scr tune`
 
 
 def main() -> None:

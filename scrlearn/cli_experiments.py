@@ -44,16 +44,16 @@ Tensorboard = Annotated[
 def reproduce(
     target: Annotated[str, typer.Argument(help="table1, figures or ablations.")],
     datasets: Annotated[
-        list[str] | None, typer.Option("--datasets", help="Only these, by comma. [default: all of the paper]")
+        list[str] | None, typer.Option("--datasets", help="Only these, by comma. (default: all of the paper)")
     ] = None,
     methods: Annotated[
-        list[str] | None, typer.Option("--methods", help="Only these, by comma. [default: all of the paper]")
+        list[str] | None, typer.Option("--methods", help="Only these, by comma. (default: all of the paper)")
     ] = None,
     memory: Annotated[
-        list[str] | None, typer.Option("--memory", help="Only these sizes, by comma. [default: all of the paper]")
+        list[str] | None, typer.Option("--memory", help="Only these sizes, by comma. (default: all of the paper)")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Seeds for each. [default: 10 for table1, 5 for the others]")
+        int | None, typer.Option(min=1, help="Seeds for each. (default: 10 for table1, 5 for the others)")
     ] = None,
     first_seed: Annotated[int, typer.Option(min=0, help="The first seed: another share on another machine.")] = 0,
     order: Annotated[
@@ -62,7 +62,7 @@ def reproduce(
     review: Annotated[
         bool | None,
         typer.Option(
-            "--review/--no-review", help="SCR with review, or without. [default: table1 both, others without]"
+            "--review/--no-review", help="SCR with review, or without. (default: table1 both, others without)"
         ),
     ] = None,
     store: StoreFile = DEFAULT_STORE,
@@ -70,7 +70,7 @@ def reproduce(
         int, typer.Option(min=0, help="Local processes that share the runs. 0: in this one, side by side on a GPU.")
     ] = 0,
     parallel: Annotated[
-        int | None, typer.Option(min=1, help="Runs side by side on a GPU. [default: as many as it has room for]")
+        int | None, typer.Option(min=1, help="Runs side by side on a GPU. (default: as many as it has room for)")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Training images of each class, to try things out.")] = None,
     data_root: DataRoot = None,

@@ -10,6 +10,7 @@ import torch
 from scrlearn.errors import InputError, suggest
 
 PRECISIONS = ("auto", "fp32", "tf32", "bf16")
+TINY = 16
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -25,12 +26,18 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return resolved
 
 
-def resolve_precision(precision: str, device: torch.device) -> str:
-    """ "auto" is bfloat16 for the encoder where the hardware has it, float32 elsewhere."""
+def resolve_precision(precision: str, device: torch.device, image_shape: tuple[int, int, int]) -> str:
+    """ "auto" is bfloat16 for the encoder where the hardware has it, float32 elsewhere.
+
+    It is float32 for tiny images too: there the last maps are single pixels, BatchNorm sees a handful of values, and
+    bfloat16 adds much noise to the gradient for little time saved.
+    """
     if precision not in PRECISIONS:
         raise InputError(f'There is no precision "{precision}".{suggest(precision, PRECISIONS)}')
     if precision != "auto":
         return precision
+    if min(image_shape[1:]) < TINY:
+        return "fp32"
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
     return "bf16" if device.type == "cpu" and _cpu_has_bf16() else "fp32"

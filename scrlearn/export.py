@@ -265,18 +265,21 @@ def _about(taught: _Taught) -> str:
 class _Graph(nn.Module):
     """All that happens between pixels and answers; the learner itself says what that is."""
 
+    columns: Tensor
+
     def __init__(self, learner: Learner, columns: list[int]) -> None:
         super().__init__()
         self.network = learner.average if learner.average is not None else learner.network
-        self.learner, self.columns = learner, columns
+        self.learner = learner
+        self.register_buffer("columns", torch.tensor(columns))
         self.temperature = NCM_TEMPERATURE if learner.classifier == "ncm" else 1.0
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         features = self.learner.look(images)
-        scores = self.learner.scores_from_features(features)[:, self.columns]
+        scores = self.learner.scores_from_features(features).index_select(1, self.columns)
         answers = {"scores": scores, "probabilities": torch.softmax(scores / self.temperature, dim=1)}
         if self.learner.classifier in WITH_DISTANCES:
-            answers["distances"] = self.learner.prototypes().distances(features)[:, self.columns]
+            answers["distances"] = self.learner.prototypes().distances(features).index_select(1, self.columns)
         return answers | {"features": F.normalize(features, dim=1)}
 
 

@@ -1,6 +1,7 @@
 """The house as a whole: what importing it pulls in, which room may know which, and that it names no one's machine."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -113,6 +114,12 @@ def modules_after(statements):
     return set(done.stdout.split())
 
 
+@functools.cache
+def brought_along():
+    """What the dependencies import themselves: torch for CUDA imports triton, for one."""
+    return modules_after("import torch, sklearn, scipy, typer, rich")
+
+
 def test_importing_the_package_is_light():
     loaded = modules_after("import scrlearn; scrlearn.__version__")
     assert "scrlearn" in loaded
@@ -120,15 +127,12 @@ def test_importing_the_package_is_light():
 
 
 def test_the_classifier_needs_none_of_the_extras():
-    # triton comes with torch for CUDA and is imported by it
     program = "from scrlearn import OnlineClassifier; OnlineClassifier('scr').get_params()"
-    alone = modules_after("import torch, sklearn, scipy, sklearn.utils.estimator_checks")
-    assert not (modules_after(program) & set(NOT_IN_THE_CORE)) - alone
+    assert not (modules_after(program) & set(NOT_IN_THE_CORE)) - brought_along()
 
 
 def test_the_runner_and_the_command_line_need_none_of_the_extras():
-    alone = modules_after("import torch, typer, rich")
-    assert not (modules_after("import scrlearn.cli, scrlearn.experiments") & set(NOT_IN_THE_CORE)) - alone
+    assert not (modules_after("import scrlearn.cli, scrlearn.experiments") & set(NOT_IN_THE_CORE)) - brought_along()
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -112,6 +112,62 @@ class ArrayImages(ImageSet):
         return ArrayImages(out, self.labels)
 
 
+class SelectedImages(ImageSet):
+    """Some images of another set, with labels of their own; each is read when it is asked for.
+
+    Parameters
+    ----------
+    images
+        The other set.
+    indices
+        Numbers of the images in it.
+    labels
+        One label per chosen image; by default those they have there.
+
+    Example
+    -------
+    >>> import torch
+    >>> pixels = torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1)
+    >>> chosen = SelectedImages(ArrayImages(pixels, torch.tensor([7, 8, 9])), torch.tensor([2, 0]))
+    >>> chosen.labels.tolist(), chosen.read(torch.tensor([1, 0])).flatten().tolist()
+    ([9, 7], [0, 2])
+    """
+
+    def __init__(self, images: ImageSet, indices: Tensor, labels: Tensor | None = None) -> None:
+        self.images, self.indices = images, indices
+        self._labels = images.labels[indices] if labels is None else labels
+
+    @property
+    def labels(self) -> Tensor:
+        """One label per image."""
+        return self._labels
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width of every image."""
+        return self.images.shape
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.indices)
+
+    def read(self, indices: Tensor) -> Tensor:
+        """The images of these numbers, in this order."""
+        return self.images.read(self.indices[indices])
+
+    def prefetch(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+        """The images of each batch in order, read ahead where the other set does so."""
+        there = [self.indices[batch] for batch in batches]
+        images = self.images
+        return images.prefetch(there) if isinstance(images, Prefetching) else map(images.read, there)
+
+
+def select(images: ImageSet, indices: Tensor, labels: Tensor | None = None) -> ImageSet:
+    """Some images of a set, with labels of their own: in memory where the set is, otherwise still on disk."""
+    chosen = SelectedImages(images, indices, labels)
+    return ArrayImages(images.images[indices], chosen.labels) if isinstance(images, ArrayImages) else chosen
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A data set: training images, test images, and the names of the classes.
@@ -124,6 +180,8 @@ class Dataset:
         The two image sets. Their images have the same shape, and a label is a position in ``class_names``.
     class_names
         One name per class.
+    held_out
+        The share of the training images that stand in for the test images; 0: these are the real ones. See `holdout`.
 
     Example
     -------
@@ -137,6 +195,7 @@ class Dataset:
     train: ImageSet
     test: ImageSet
     class_names: tuple[str, ...]
+    held_out: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse sets that do not belong together."""

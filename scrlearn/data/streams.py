@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from scrlearn.data.base import Dataset, Prefetching
+from scrlearn.data.base import Dataset, Prefetching, select
 from scrlearn.errors import InputError, suggest
 from scrlearn.randomness import generator
 
@@ -129,11 +129,52 @@ class Stream:
             raise InputError(f"Task {task.index} has batches 0 to {steps - 1}; it cannot start at number {start}.")
         return self._batches(torch.split(task.train, self.batch_size)[start:steps])
 
+    def first(self, tasks: int) -> Stream:
+        """The stream as if it ended after this many tasks: classes of later ones are neither trained nor tested.
+
+        The tasks have the same images in the same order as before; in a blurry stream, those of later classes are left
+        out.
+
+        >>> from scrlearn.data import load
+        >>> stream = class_incremental(load("digits"), tasks=5).first(2)
+        >>> stream.class_names, len(stream.tasks), sorted(set(stream.test_labels.tolist()))
+        (('0', '1', '2', '3'), 2, [0, 1, 2, 3])
+        """
+        if not 1 <= tasks <= len(self.tasks):
+            raise InputError(f"The first {tasks} tasks were asked for; the stream has {len(self.tasks)}.")
+        classes = sum(len(task.classes) for task in self.tasks[:tasks])
+        train, train_place = _only(self.train_labels < classes)
+        test, test_place = _only(self.test_labels < classes)
+        dataset = Dataset(
+            self.dataset.name,
+            select(self.dataset.train, train, self.train_labels[train]),
+            select(self.dataset.test, test, self.test_labels[test]),
+            self.class_names[:classes],
+            self.dataset.held_out,
+        )
+        kept = [
+            Task(
+                index=task.index,
+                classes=task.classes,
+                train=train_place[task.train[self.train_labels[task.train] < classes]],
+                test=test_place[task.test],
+            )
+            for task in self.tasks[:tasks]
+        ]
+        stream = Stream(dataset, tuple(kept), self.batch_size, tuple(range(classes)), self.drop_last)
+        _check_steps(stream)
+        return stream
+
     def _batches(self, batches: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, Tensor]]:
         train = self.dataset.train
         ahead = train.prefetch(batches) if isinstance(train, Prefetching) else map(train.read, batches)
         for indices, images in zip(batches, ahead, strict=True):
             yield images, self.train_labels[indices]
+
+
+def _only(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers of the chosen, and for each of those the place it has among them."""
+    return chosen.nonzero().flatten(), chosen.cumsum(0) - 1
 
 
 def class_incremental(

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from scrlearn.data import Dataset, Stream, class_incremental, default_tasks
+from scrlearn.data import Dataset, Stream, class_incremental, default_tasks, holdout
 from scrlearn.data.streams import Order
 from scrlearn.errors import InputError, suggest
 from scrlearn.learners import Learner, find_method, make_learner
+from scrlearn.learners.methods import NEED_HEAD
 
 ENGINES = ("auto", "eager", "graph")
 # given as fields of their own, so that nobody has to guess which of two values counted
@@ -51,6 +52,11 @@ class RunConfig:
         Classes the softmax head trains before they appear: a number, or True for all classes of the data set.
     engine
         How a step runs: "eager", "graph" (one CUDA graph), or "auto".
+    holdout
+        Share of each class's training images that are tested on instead of the test images; 0: none. For choosing
+        settings without looking at the test. Which images does not depend on the seed.
+    first_tasks
+        Only so many tasks of the stream, as if it ended there; None: all.
 
     Example
     -------
@@ -77,12 +83,18 @@ class RunConfig:
     device: str = "auto"
     classes_ahead: bool | int = False
     engine: str = "auto"
+    holdout: float = 0.0
+    first_tasks: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what can be told to be wrong without any data."""
         find_method(self.method)
         if self.engine not in ENGINES:
             raise InputError(f'There is no engine "{self.engine}".{suggest(self.engine, ENGINES)}')
+        if not 0 <= self.holdout < 1:
+            raise InputError(f"holdout is {self.holdout}; expected a share from 0 to below 1, such as 0.1.")
+        if self.first_tasks is not None and self.first_tasks < 1:
+            raise InputError(f"first_tasks is {self.first_tasks}; expected 1 or more, or None for all.")
         for name in _FIELDS_NOT_OPTIONS:
             if name in self.options:
                 raise InputError(
@@ -116,10 +128,14 @@ class RunConfig:
         mine, theirs = self.to_dict(), other.to_dict()
         return [f"{name} {theirs[name]!r} there, {mine[name]!r} here" for name in mine if mine[name] != theirs[name]]
 
+    def prepare(self, dataset: Dataset) -> Dataset:
+        """The data set with the images held out that this configuration asks for, unless they are already."""
+        return holdout(dataset, self.holdout) if self.holdout and dataset.held_out != self.holdout else dataset
+
     def make_stream(self, dataset: Dataset) -> Stream:
         """The data set as this configuration's stream."""
-        return class_incremental(
-            dataset,
+        stream = class_incremental(
+            self.prepare(dataset),
             tasks=default_tasks(dataset) if self.tasks is None else self.tasks,
             order=self.order,
             seed=self.seed,
@@ -129,6 +145,7 @@ class RunConfig:
             limit=self.limit,
             drop_last=self.drop_last,
         )
+        return stream if self.first_tasks is None else stream.first(self.first_tasks)
 
     def learner_options(self, classes: int) -> dict[str, Any]:
         """What is given to `make_learner`, for a data set with this many classes."""
@@ -153,6 +170,6 @@ class RunConfig:
         """Every option of the method with the value it has in this run, chosen or default."""
         chosen = self.learner_options(classes)
         every = find_method(self.method).parameters(**chosen)
-        if every.get("classifier") == "softmax" and "probe" in every:  # `make_learner` adds the head that is asked for
+        if every.get("classifier") in NEED_HEAD and "probe" in every:  # `make_learner` adds the head that is asked for
             every["probe"] = chosen.get("probe", True)
         return every

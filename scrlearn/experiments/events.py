@@ -31,12 +31,15 @@ class Events:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
+            from torch.utils.tensorboard.summary import hparams
         except ImportError as error:
             raise InputError(
                 "TensorBoard files need the package tensorboard, which is not installed: `pip install tensorboard`, "
                 "or leave out --tensorboard."
             ) from error
-        self.folder, self._make = Path(folder), SummaryWriter
+        self.folder = Path(folder)
+        self._make: Any = SummaryWriter
+        self._hyperparameters: Any = hparams
         self.writers: dict[str, Any] = {}
 
     def __enter__(self) -> Events:
@@ -100,7 +103,10 @@ class Events:
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in settings.items()
         }
-        writer.add_hparams(plain, final, run_name=".")
+        for name, value in final.items():
+            writer.add_scalar(name, value)
+        for summary in self._hyperparameters(plain, final):
+            writer.file_writer.add_summary(summary)
 
 
 def watch_with_events(

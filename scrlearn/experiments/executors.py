@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 
-from scrlearn.data import Dataset, load
+from scrlearn.data import ArrayImages, Dataset, load
 from scrlearn.devices import resolve_device
 from scrlearn.engine import most_side_by_side, why_not_graph
 from scrlearn.errors import CheckpointError
@@ -86,12 +86,16 @@ def execute(jobs: Sequence[Job], surroundings: Surroundings, watch: Watch) -> li
             return [Outcome(jobs[0], None, error=_line(error), trace=traceback.format_exc())]
         if isinstance(error, torch.OutOfMemoryError):
             warnings.warn(f"No memory for {len(jobs)} runs side by side: going on with half of them.", stacklevel=2)
-    # the error and its frames are gone by now, and with them what they held on the device
+    clear()  # the error and its frames are gone by now, and with them what they held
+    half = len(jobs) // 2
+    return [outcome for part in (jobs[:half], jobs[half:]) for outcome in execute(part, surroundings, watch)]
+
+
+def clear() -> None:
+    """Give back what finished runs held on the device: learners and their graphs refer to each other."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    half = len(jobs) // 2
-    return [outcome for part in (jobs[:half], jobs[half:]) for outcome in execute(part, surroundings, watch)]
 
 
 def _together(jobs: Sequence[Job], surroundings: Surroundings, watch: Watch) -> list[Outcome]:
@@ -148,7 +152,9 @@ class LocalDevice:
     def run(self, jobs: Iterable[Job], watch: Watch) -> Iterator[Outcome]:
         """Groups of runs that fit together, in the order of the jobs."""
         for group in self._groups(jobs):
-            yield from execute(group, self.surroundings, watch)
+            outcomes = execute(group, self.surroundings, watch)
+            clear()  # before anybody asks how much room there is
+            yield from outcomes
 
     def _groups(self, jobs: Iterable[Job]) -> Iterator[list[Job]]:
         """Neighbours that may run side by side, as long as there is room for one more."""
@@ -161,6 +167,9 @@ class LocalDevice:
                 group, taken = [], 0.0
             group.append(job)
             taken += share
+            if taken > 1 - 1e-9:  # without looking at the next one, which may turn out to be unnecessary
+                yield group
+                group, taken = [], 0.0
         if group:
             yield group
 
@@ -178,10 +187,14 @@ class LocalDevice:
         if family not in self._shares:
             where = self.surroundings
             dataset = _dataset(config.dataset, where.data_root, where.download, config.image_size)
-            learner = config.make_learner(dataset.image_shape, dataset.num_classes)
-            room = 1 if why_not_graph(learner) else most_side_by_side(learner, self.parallel)
-            self._shares[family] = 1 / room
+            self._shares[family] = 1 / self._room(config, dataset)
         return self._shares[family]
+
+    def _room(self, config: RunConfig, dataset: Dataset) -> int:
+        learner = config.make_learner(dataset.image_shape, dataset.num_classes)
+        if why_not_graph(learner) or not config.drop_last or not isinstance(dataset.train, ArrayImages):
+            return 1  # eagerly, one after the other
+        return most_side_by_side(learner, self.parallel)
 
 
 def _kind(config: RunConfig) -> tuple[object, ...]:

@@ -41,12 +41,15 @@ class Processes:
         How many.
     surroundings
         Where data lie.
+    threads
+        Threads of torch in each; None: its share of the cores.
     """
 
-    def __init__(self, count: int, surroundings: Surroundings | None = None) -> None:
+    def __init__(self, count: int, surroundings: Surroundings | None = None, threads: int | None = None) -> None:
         if count < 1:
             raise InputError(f"{count} workers were asked for; expected 1 or more.")
         self.count, self.surroundings = count, surroundings or Surroundings()
+        self.threads = threads or max(1, _cores() // count)
 
     def run(self, jobs: Iterable[Job], watch: Watch) -> Iterator[Outcome]:
         """Hand out the jobs, and give the outcomes as they come in."""
@@ -56,7 +59,7 @@ class Processes:
             try:
                 while True:
                     while len(workers) < self.count and (job := next(pending, None)) is not None:
-                        workers.append(Worker(self.surroundings, max(1, _cores() // self.count), job))
+                        workers.append(Worker(self.surroundings, self.threads, job))
                     if not workers:
                         return
                     for worker in _with_news(workers):

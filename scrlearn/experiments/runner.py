@@ -139,11 +139,14 @@ def run_together(
     if None in results:
         dataset = dataset or load(first.dataset, data_root, download=download, image_size=first.image_size)
     sessions: dict[int, Session] = {}
+    held: dict[float, Dataset] = {}  # runs share their images
     for i, (config, folder) in enumerate(zip(configs, folders, strict=True)):
         if results[i] is None:
             assert dataset is not None
+            if config.holdout not in held:
+                held[config.holdout] = config.prepare(dataset)
             watch = None if progress is None else _numbered(progress, i)
-            sessions[i] = Session(config, dataset, folder, watch, checkpoint_seconds, stopwatches[i])
+            sessions[i] = Session(config, held[config.holdout], folder, watch, checkpoint_seconds, stopwatches[i])
             sessions[i].open(resume)
     _lead(list(sessions.values()), first.engine)
     for i, session in sessions.items():
@@ -192,7 +195,7 @@ class Session:
     ) -> None:
         self.config, self.folder, self.progress, self.stopwatch = config, folder, progress, stopwatch
         self.stream = config.make_stream(dataset)
-        self.learner = config.make_learner(dataset.image_shape, dataset.num_classes)
+        self.learner = config.make_learner(dataset.image_shape, len(self.stream.class_names))
         if self.learner.classifier not in self.learner.classifiers:  # say it now, not after the first task
             self.learner.scores_from_features(torch.empty(0), self.learner.classifier)
         self.position, self.record = START, Record()
@@ -219,6 +222,8 @@ class Session:
 
     def end(self) -> None:
         """The stream is over."""
+        if self.folder is not None and not self.learner.anytime:  # it has learned since the last task ended
+            self._write_checkpoint()
         self.stopwatch.switch("setup")
         self._stop_if_asked()
 
@@ -498,7 +503,8 @@ def run_seeds(
 
     Example
     -------
-    >>> results = run_seeds(RunConfig(method="fine-tune", memory_size=20, limit=10), [0, 1])
+    >>> from scrlearn.experiments import summary
+    >>> results = run_seeds(RunConfig(method="fine-tune", memory_size=100, limit=10), [0, 1])
     >>> summary(results)["softmax"]["average_accuracy"].n
     2
     """
@@ -540,7 +546,7 @@ def _in_groups(runs: list[tuple[RunConfig, Path | None]], size: int, **how: Any)
             size = max(1, size // 2)
             warnings.warn(f"The device has not enough memory; going on with {size} side by side.", stacklevel=3)
             torch.cuda.empty_cache()
-            how = {**how, "overwrite": True}
+            how = {**how, "overwrite": not how.get("resume", False)}
     return results
 
 

@@ -317,14 +317,22 @@ def _create(path: Path) -> None:
     with _errors(path):
         try:
             with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as db:
-                db.executescript(TABLES)
-                db.execute(f"PRAGMA application_id = {APPLICATION}")
-                db.execute(f"PRAGMA user_version = {SCHEMA}")
+                names = f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {SCHEMA};"
+                db.executescript(f"BEGIN; {TABLES} {names} COMMIT;")
                 db.execute("PRAGMA journal_mode = WAL")
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, path)
+            _put_in_place(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _put_in_place(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return
+    except OSError:  # a disk without links, where a rename must do
+        if not path.exists():
+            os.replace(temporary, path)
 
 
 def _check(db: sqlite3.Connection, path: Path) -> None:

@@ -68,7 +68,8 @@ class Learner:
     mirror
         Average the features of each image and its mirror image, for class means and for prediction.
     precision
-        "bf16" (encoder in bfloat16), "tf32", "fp32", or "auto": bf16 where the hardware has it.
+        "bf16" (encoder in bfloat16), "tf32", "fp32", or "auto": bf16 where the hardware has it and the images are 16×16
+        or larger.
     device
         "auto", "cpu", "cuda", ...
     seed
@@ -109,7 +110,7 @@ class Learner:
         self.learning_rate, self.momentum = learning_rate, momentum
         self.averaging, self.mirror = averaging, mirror
         self.device = resolve_device(device)
-        self.precision = resolve_precision(precision, self.device)
+        self.precision = resolve_precision(precision, self.device, image_shape)
         self.seed = seed
         self.prediction_batch = PREDICTION_BATCH.get(self.device.type, 512)
         self.generator = generator(seed, "learner", device=self.device)

@@ -62,7 +62,7 @@ def group_gradients(
     seen = [(layer, g) for layer, g in zip(layers, found[: len(layers)], strict=True) if g is not None]
     if recorder.lost or any(g is not None for g in found[len(layers) :]) or any(layer.stale for layer, _ in seen):
         return None
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(total.device.type, enabled=False):
         return _by_run(seen, weights, runs)
 
 
@@ -88,18 +88,16 @@ def gram(runs: Sequence[Sequence[Tensor]]) -> Tensor:
     >>> gram([[torch.tensor([[1.0, 2.0]])], [torch.tensor([[3.0, 4.0]])]]).tolist()
     [[5.0, 11.0], [11.0, 25.0]]
     """
-    vectors, products = [], []
-    for gradients in zip(*runs, strict=True):
-        # a convolution's gradients lie with their channels last; for inner products any order will do
-        rows = torch.cat([g.movedim(2, -1).flatten(2) if g.ndim == 5 else g for g in gradients])
-        if rows.ndim == 2:
-            vectors.append(rows)
-        else:
-            # a product for each output: twenty rows of a million numbers would keep a small part of a GPU busy
-            products.append(torch.bmm(rows.transpose(0, 1), rows.permute(1, 2, 0)).sum(0))
-    if vectors:
-        rows = torch.cat(vectors, dim=1)
+    vectors = [[g.reshape(len(g), -1) for g in gradients if g.ndim < 3] for gradients in runs]
+    products = []
+    if vectors[0]:
+        rows = torch.cat([torch.cat(of_run, dim=1) for of_run in vectors])
         products.append(rows @ rows.T)
+    for gradients in zip(*([g for g in gradients if g.ndim > 2] for gradients in runs), strict=True):
+        # a convolution's gradients lie with their channels last; for inner products any order will do
+        rows = torch.cat([(g.movedim(2, -1) if g.ndim == 5 else g).flatten(2) for g in gradients])
+        # a product for each output: twenty rows of a million numbers would keep a small part of a GPU busy
+        products.append(torch.bmm(rows.transpose(0, 1), rows.permute(1, 2, 0)).sum(0))
     return torch.stack(products).sum(0)
 
 

@@ -10,11 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+MOMENTUM = 0.1  # share of a batch in BatchNorm's running statistics
+
 
 class BatchNorm(nn.BatchNorm2d):
     """Batch normalisation that can add a shortcut and apply ReLU, and takes a single value per channel.
 
-    A stream may deliver one tiny image at a time; its variance is undefined, so the running statistics are used.
+    A stream may deliver one tiny image at a time, and one value has no variance: it joins the running statistics first
+    and is normalised by them. By the running statistics of before it could have any size, and training would diverge.
     Counting batches is left out: with a fixed momentum nothing reads the count, and it costs a kernel a layer.
     On CUDA, with Triton, training runs as fused kernels.
     """
@@ -28,14 +31,29 @@ class BatchNorm(nn.BatchNorm2d):
 
     def forward(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         """Normalise with the batch's statistics while training, with the running ones otherwise."""
-        batch = self.training and x.numel() > x.shape[1]
         mean, var = self.running_mean, self.running_var
-        if batch and x.is_cuda and (fused := _fused_kernels()) is not None:
+        if self.training and x.numel() == x.shape[1]:
+            out = self._normalise_one(x)
+        elif self.training and x.is_cuda and (fused := _fused_kernels()) is not None:
             return fused(x, residual, self.weight, self.bias, mean, var, self.counter, relu)
-        out = F.batch_norm(x, mean, var, self.weight, self.bias, batch, 0.1, self.eps)
+        else:
+            out = F.batch_norm(x, mean, var, self.weight, self.bias, self.training, MOMENTUM, self.eps)
         if residual is not None:
             out = out + residual
         return torch.relu(out) if relu else out
+
+    def _normalise_one(self, x: Tensor) -> Tensor:
+        """A single value per channel, by exponentially weighted statistics that it is a part of (West, 1979)."""
+        old_mean, old_var = _tensor(self.running_mean), _tensor(self.running_var)
+        value = x.flatten().to(old_mean.dtype)
+        away = value - old_mean
+        mean = old_mean + MOMENTUM * away
+        var = (1 - MOMENTUM) * (old_var + MOMENTUM * away**2)
+        out = (value - mean) / torch.sqrt(var + self.eps) * self.weight + self.bias
+        with torch.no_grad():
+            old_mean.copy_(mean)
+            old_var.copy_(var)
+        return out.view_as(x).to(x.dtype)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any) -> None:
         # a state without a version would be taken for an old one that lacks its count of batches

@@ -233,8 +233,11 @@ def learning_routes(service: Service) -> APIRouter:
 
 
 async def _within(future: Future[bool], seconds: float) -> bool:
+    if seconds == 0 and not future.done():
+        future.cancel()
+        return False
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds or None):
             return await asyncio.wrap_future(future)
     except TimeoutError:
         return False

@@ -341,6 +341,7 @@ def salvage(path: Path) -> None:
     fresh = path.with_name(f"{path.name}.tmp")
     for leftover in (fresh, *_companions(fresh)):
         leftover.unlink(missing_ok=True)
+    _lengthen(path)
     target = sqlite3.connect(fresh, isolation_level=None)
     try:
         target.executescript(f"PRAGMA auto_vacuum = FULL; PRAGMA synchronous = FULL; BEGIN; {_SCHEMA}")
@@ -354,6 +355,17 @@ def salvage(path: Path) -> None:
         target.close()
     os.replace(fresh, _salvaged(path))
     _finish_salvage(path)
+
+
+def _lengthen(path: Path) -> None:
+    """SQLite reads nothing of a file that is shorter than its head says; with zeros at its end it reads the rest."""
+    with open(path, "rb") as file:
+        head = file.read(32)
+    if head.startswith(b"SQLite format 3\x00") and len(head) == 32:
+        page = int.from_bytes(head[16:18], "big")
+        size = int.from_bytes(head[28:32], "big") * (65536 if page == 1 else page)
+        if path.stat().st_size < size <= 1 << 36:
+            os.truncate(path, size)
 
 
 def _finish_salvage(path: Path) -> None:

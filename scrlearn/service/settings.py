@@ -90,7 +90,7 @@ class ModelConfig:
         from scrlearn.devices import resolve_device, resolve_precision
 
         device = resolve_device(self.device)
-        precision = resolve_precision(self.precision, device)
+        precision = resolve_precision(self.precision, device, self.image_shape)
         threads = self.threads or max(1, cores() // 2)
         return dataclasses.replace(self, device=str(device), precision=precision, threads=threads)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from scrlearn.errors import CheckpointError, ScrlearnError
 from scrlearn.files import atomic_write
@@ -44,6 +44,16 @@ class Snapshot:
     path: Path
     sequence: int
     copy: str
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[M]):
+    """What was found: a model and its place, the snapshots that are good (newest first), and what was wrong."""
+
+    model: M | None
+    progress: Progress
+    snapshots: list[Snapshot]
+    notes: list[str]
 
 
 class StateFolder:
@@ -130,16 +140,19 @@ another state directory.
         atomic_write(path.with_suffix(".json"), json.dumps(note, ensure_ascii=False).encode())
         return Snapshot(path, progress.sequence, copy)
 
-    def load(self, read: Callable[[Path], M]) -> tuple[M | None, Progress, list[str]]:
-        """The model of the newest good snapshot, its place, and what was wrong with newer ones."""
-        notes: list[str] = []
+    def load(self, read: Callable[[Path], M]) -> Loaded[M]:
+        """The model of the newest good snapshot."""
+        model: M | None = None
+        place, good, notes = Progress(), [], []
         for snapshot in self.snapshots():
             try:
                 progress = _read_note(snapshot)
-                return read(snapshot.path), progress, notes
+                if model is None:
+                    model, place = read(snapshot.path), progress
+                good.append(snapshot)
             except (ScrlearnError, OSError) as error:
                 notes.append(f"Snapshot {snapshot.path.name} is damaged and was passed over: {error}")
-        return None, Progress(), notes
+        return Loaded(model, place, good, notes)
 
     def keep(self, kept: list[Snapshot]) -> None:
         """Remove every snapshot but these, and what a crash left behind."""

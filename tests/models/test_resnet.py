@@ -135,14 +135,37 @@ def test_batch_norm_adds_the_shortcut_then_cuts_below_zero(residual, relu):
     torch.testing.assert_close(BatchNorm(2)(x, shortcut if residual else None, relu), expected)
 
 
-def test_a_single_value_per_channel_takes_the_running_statistics():
-    norm = BatchNorm(3)
-    norm(torch.randn(5, 3, 2, 2))
-    mean, var, x = norm.running_mean.clone(), norm.running_var.clone(), torch.randn(1, 3, 1, 1)
-    expected = (x - mean.view(1, 3, 1, 1)) / (var.view(1, 3, 1, 1) + norm.eps).sqrt()
-    torch.testing.assert_close(norm(x), expected)
-    assert torch.equal(norm.running_mean, mean)
-    assert torch.equal(norm.running_var, var)
+def test_a_single_value_per_channel_joins_the_running_statistics_first():
+    norm = BatchNorm(3).double()
+    norm(torch.randn(5, 3, 2, 2, dtype=torch.float64))
+    mean, var, x = norm.running_mean.clone(), norm.running_var.clone(), torch.randn(1, 3, 1, 1, dtype=torch.float64)
+    away = x.flatten() - mean
+    mean, var = mean + 0.1 * away, 0.9 * (var + 0.1 * away**2)
+    torch.testing.assert_close(norm(x).flatten(), (x.flatten() - mean) / (var + 1e-5).sqrt())
+    torch.testing.assert_close(norm.running_mean, mean)
+    torch.testing.assert_close(norm.running_var, var)
+    before = norm.eval().running_mean.clone()
+    norm(x)
+    assert torch.equal(norm.running_mean, before)
+
+
+def test_a_single_value_of_any_size_has_a_bounded_output_and_gradient():
+    for size in (1e3, 1e6, 1e9):
+        norm, x = BatchNorm(1), torch.full((1, 1, 1, 1), size, requires_grad=True)
+        out = norm(x)
+        (gradient,) = torch.autograd.grad(out.sum(), x)
+        assert out.abs().item() < 3.01  # 0.9 / sqrt(0.9 · 0.1)
+        assert gradient.abs().item() < 1 / size
+
+
+def test_single_values_by_and_by_give_the_statistics_of_their_stream():
+    norm, random = BatchNorm(1), torch.Generator().manual_seed(0)
+    means, variances = [], []
+    for _ in range(2000):
+        norm(4 + 2 * torch.randn(1, 1, 1, 1, generator=random))
+        means.append(norm.running_mean.item()), variances.append(norm.running_var.item())
+    assert sum(means[100:]) / 1900 == pytest.approx(4, abs=0.15)
+    assert sum(variances[100:]) / 1900 == pytest.approx(4, rel=0.15)
 
 
 @pytest.mark.parametrize("size", [1, 8])

@@ -8,13 +8,14 @@ import io
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import torch
 import uvicorn
-from fastapi.testclient import TestClient
 from PIL import Image
-from torch import nn
+from tiny_encoder import tiny
 
 from scrlearn.service.app import create_app
 from scrlearn.service.core import Service
@@ -32,13 +33,6 @@ CONFIG = {
     "threads": 1,
 }
 HERE = "http://127.0.0.1"
-
-
-def tiny() -> nn.Module:
-    """An encoder that learns in a millisecond, the same each time."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
 
 
 def pixels(label: str, number: int = 0) -> np.ndarray:
@@ -81,18 +75,21 @@ def teach(service: Service, label: str, count: int, start: int = 0, key: str | N
 
 
 @contextlib.contextmanager
-def api(folder: Path, limits: Limits | None = None, token: str | None = None, **config: object) -> Iterator[TestClient]:
-    """A client to an application around a new service; `client.service` is the service."""
-    with open_service(folder, limits, **config) as service:
-        client = TestClient(create_app(service, Access(token)), base_url=HERE)
+def api(folder: Path, limits: Limits | None = None, token: str | None = None, **config: object) -> Iterator[Any]:
+    """A client to a server with a new service; `client.service` is the service."""
+    with (
+        open_service(folder, limits, **config) as service,
+        listening(service, Access(token)) as address,
+        httpx.Client(base_url=address, timeout=60) as client,
+    ):
         client.service = service  # type: ignore[attr-defined]
         yield client
 
 
 @contextlib.contextmanager
-def listening(service: Service) -> Iterator[str]:
+def listening(service: Service, access: Access | None = None) -> Iterator[str]:
     """The address of a real server on this machine."""
-    server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, lifespan="off", log_config=None))
+    server = uvicorn.Server(uvicorn.Config(create_app(service, access), port=0, lifespan="off", log_config=None))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

@@ -160,7 +160,7 @@ def test_keys_are_forgotten_by_age_and_number(journal: Journal, monkeypatch: pyt
 def test_a_second_process_is_kept_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scrlearn.service.journal.BUSY_SECONDS", 0.05)
     journal = Journal(tmp_path / "j.sqlite3")
-    with pytest.raises(CheckpointError, match="locked.*another server"):
+    with pytest.raises(CheckpointError, match=r"locked.*another server"):
         Journal(tmp_path / "j.sqlite3")
     journal.close()
 

@@ -1,0 +1,235 @@
+"""`scr tune`: choosing settings without looking at the test, on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from scrlearn.cli import DataRoot, JsonFlag, QuietFlag, _console, _new_table, _options, _print_json, app
+
+# torch takes seconds to load, so what needs it is imported by the command, and help and mistakes stay quick
+if TYPE_CHECKING:
+    from scrlearn.experiments import Moment
+    from scrlearn.experiments.tune import Search, Trial
+
+SHOWN = 10
+DEFAULT_STUDY = Path("tuning.db")
+
+
+@app.command()
+def tune(
+    dataset: Annotated[str, typer.Option(help="A name of `scr data list`, or folder:PATH.")] = "digits",
+    method: Annotated[str, typer.Option(help="A name of `scr methods`.")] = "scr",
+    memory: Annotated[int | None, typer.Option(min=0, help="Images kept. (default: the method's)")] = None,
+    space: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--space", metavar="NAME=V1,V2", help="Values to choose from. Repeat it. (default: the method's few)"
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-O", metavar="NAME=VALUE", help="An option of the method that stays as it is."),
+    ] = None,
+    classifier: Annotated[
+        str | None, typer.Option(help="softmax, ncm, combined, lda: whose accuracy counts. (default: the method's)")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Choices to try, those in the study included.")] = 30,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each trial; their mean counts.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed: not one that figures are published with.")] = 1000,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Tasks. (default: the field's for the data set)")] = None,
+    first_tasks: Annotated[
+        int | None, typer.Option(min=1, help="Tasks of the stream that are used. (default: a third, at least 2)")
+    ] = None,
+    holdout: Annotated[float, typer.Option(help="Share of the training images that is held out to test on.")] = 0.1,
+    order: Annotated[str, typer.Option(help="Class order: natural, or shuffled by the seed.")] = "natural",
+    batch_size: Annotated[int, typer.Option(min=1, help="Images in a stream batch.")] = 10,
+    limit: Annotated[int | None, typer.Option(min=1, help="Training images of each class, at most.")] = None,
+    classes_ahead: Annotated[
+        bool, typer.Option("--classes-ahead", help="The softmax head trains all classes from the start.")
+    ] = False,
+    image_size: Annotated[int | None, typer.Option(min=1, help="Bring images to this height and width.")] = None,
+    study: Annotated[Path, typer.Option(help="The file that keeps the trials; the same command goes on.")] = (
+        DEFAULT_STUDY
+    ),
+    sampler_seed: Annotated[int, typer.Option(min=0, help="Fixes what is proposed.")] = 0,
+    prune: Annotated[bool, typer.Option("--prune", help="Give bad trials up after their first seed.")] = False,
+    data_root: DataRoot = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, bf16, tf32, fp32.")] = "auto",
+    engine: Annotated[str, typer.Option(help="How a step runs: auto, eager, graph.")] = "auto",
+    parallel: Annotated[
+        int | None, typer.Option(min=1, help="Seeds side by side on a GPU. (default: as many as it has room for)")
+    ] = None,
+    as_json: JsonFlag = False,
+    quiet: QuietFlag = False,
+) -> None:
+    """Search for good settings on the first tasks of a stream; the test images are never looked at.
+
+    Each trial tests on training images that were held out. Trials are kept in a file: stop with Ctrl-C, and the same
+    command goes on. At the end comes the `scr run` command with the best values. Needs Optuna: pip install
+    "scrlearn[tune]".
+    """
+    if holdout <= 0:
+        raise typer.BadParameter("above 0, or there is nothing to test on but the test images", param_hint="--holdout")
+    from scrlearn.experiments import RunConfig
+    from scrlearn.experiments.tune import tune as search
+
+    config = RunConfig(
+        dataset=dataset,
+        method=method,
+        memory_size=memory,
+        seed=seed,
+        tasks=tasks,
+        first_tasks=first_tasks,
+        holdout=holdout,
+        order=order,  # type: ignore[arg-type]  # checked where the stream is made
+        batch_size=batch_size,
+        limit=limit,
+        classifier=classifier,
+        options=_options(option or []),
+        image_size=image_size,
+        precision=precision,
+        device=device,
+        classes_ahead=classes_ahead,
+        engine=engine,
+    )
+    with Bars(f"{method} on {dataset}", trials, seeds, quiet) as bars:
+        found = search(
+            config,
+            _space(space) if space else None,
+            trials=trials,
+            seeds=seeds,
+            study=study,
+            sampler_seed=sampler_seed,
+            prune=prune,
+            data_root=data_root,
+            download=download,
+            parallel=parallel,
+            watcher=bars,
+        )
+    _report(found, as_json, quiet)
+
+
+def _space(given: list[str]) -> dict[str, list[Any]]:
+    """NAME=V1,V2,…; each value is JSON where it is JSON, else text."""
+    space: dict[str, list[Any]] = {}
+    for text in given:
+        name, equals, values = text.partition("=")
+        if not equals or not name or not values:
+            raise typer.BadParameter(f'"{text}" is not NAME=V1,V2, such as momentum=0,0.9.', param_hint="--space")
+        name = name.replace("-", "_")
+        if name in space:
+            raise typer.BadParameter(f"{name} was given twice.", param_hint="--space")
+        space[name] = [_options([f"{name}={value}"])[name] for value in values.split(",")]
+    return space
+
+
+class Bars:
+    """A bar for the whole search on a terminal, a line for each trial; told by `tune` how it goes.
+
+    Parameters
+    ----------
+    name
+        What is searched, in a few words.
+    trials, seeds
+        How many, and seeds of each.
+    quiet
+        Show nothing.
+    console
+        Where to show; by default standard error.
+    """
+
+    def __init__(self, name: str, trials: int, seeds: int, quiet: bool, console: Console | None = None) -> None:
+        self.console, self.quiet = console or Console(stderr=True), quiet
+        self.trials, self.seeds = trials, seeds
+        self.done, self.runs, self.best = 0, dict[int, float](), 0.0
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"))
+        self.bar = Progress(
+            *columns,
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            disable=quiet or not self.console.is_terminal,
+            transient=True,
+            speed_estimate_period=24 * 3600,
+        )
+        self.task = self.bar.add_task(f"[bold]{name}", total=trials, text="")
+
+    def __enter__(self) -> Bars:
+        """Show the bar."""
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the bar away."""
+        self.bar.stop()
+
+    def started(self, number: int, values: dict[str, Any]) -> None:
+        """A trial begins."""
+        self.runs.clear()
+        self._show()
+
+    def progress(self, moment: Moment) -> None:
+        """A run of the trial is this far."""
+        self.runs[moment.seed] = moment.step / max(1, moment.steps)
+        self._show()
+
+    def ended(self, trial: Trial) -> None:
+        """A trial is over."""
+        self.done, self.best = self.done + 1, max(self.best, 0.0 if trial.pruned else trial.interval.mean)
+        self.runs.clear()
+        self._show()
+        if not self.quiet:
+            given_up = " (given up)" if trial.pruned else ""
+            self.console.print(
+                f"trial {trial.number + 1} of {self.trials}: {_accuracy(trial)}%{given_up}  {_values(trial)}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+
+    def _show(self) -> None:
+        text = f"{self.done}/{self.trials}" + (f", best {100 * self.best:.1f}%" if self.done else "")
+        self.bar.update(self.task, completed=self.done + sum(self.runs.values()) / self.seeds, text=text)
+
+
+def _values(trial: Trial) -> str:
+    return " ".join(f"{name}={value}" for name, value in trial.values.items())
+
+
+def _accuracy(trial: Trial) -> str:
+    return trial.interval.format() if len(trial.accuracies) > 1 else f"{100 * trial.interval.mean:.1f}"
+
+
+def _report(found: Search, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        trials = [{**vars(trial), "mean": trial.interval.mean} for trial in found.trials]
+        best = {"number": found.best.number, "values": found.best.values, "mean": found.best.interval.mean}
+        _print_json(
+            {
+                "best": best,
+                "command": found.command,
+                "trials": trials,
+                "config": found.config.to_dict(),
+                "study": str(found.study),
+            }
+        )
+        return
+    if not quiet:
+        tasks, share = found.config.first_tasks, f"{found.config.holdout:.0%}"
+        title = f"The best of {len(found.trials)} trials, on the first {tasks} tasks with {share} held out"
+        table = _new_table("trial", *found.space, title=title)
+        table.add_column("accuracy (%)", justify="right")
+        for trial in found.ranking[:SHOWN]:
+            table.add_row(str(trial.number + 1), *(str(trial.values[name]) for name in found.space), _accuracy(trial))
+        _console().print(table)
+        typer.echo("The best values on the whole stream, with the test images:")
+    typer.echo(found.command)

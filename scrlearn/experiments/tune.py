@@ -1,0 +1,491 @@
+"""Choosing settings without looking at the test: a search on the first tasks, over held-out training images."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from scrlearn.data import Dataset, default_tasks, load
+from scrlearn.errors import InputError, suggest
+from scrlearn.evaluation import Interval, interval
+from scrlearn.experiments.config import RunConfig
+from scrlearn.experiments.identity import canonical_json, digest, identity
+from scrlearn.experiments.record import Moment
+from scrlearn.experiments.runner import run_seeds
+from scrlearn.learners import find_method
+from scrlearn.learners.methods import PARTS
+from scrlearn.randomness import derived_seed
+
+Values = dict[str, Any]
+Space = Mapping[str, Sequence[Any]]
+HOLDOUT = 0.1
+FIRST_SEED = 1000  # published figures have the seeds from 0 on, which no choice shall have seen
+REPEATS = 20  # proposals that were tried already, before another one is drawn at random
+
+_STEPS = {"learning_rate": (0.02, 0.05, 0.1, 0.2), "momentum": (0.0, 0.9)}
+_REPLAY = {**_STEPS, "memory_batch": (10, 20, 50, 100)}
+# what is searched unless told otherwise: the few options that matter most for a method on other data
+SPACES: dict[str, Space] = {
+    "scr": {**_STEPS, "memory_batch": (50, 100, 200), "temperature": (0.05, 0.07, 0.1, 0.2)},
+    "scr+": {
+        **_STEPS,
+        "averaging": (0.99, 0.995, 0.998, 0.999),
+        "cross_entropy_weight": (0.3, 1.0, 3.0),
+        "temperature": (0.07, 0.1, 0.2),
+    },
+    "er": _REPLAY,
+    "a-gem": _REPLAY,
+    "mir": _REPLAY,
+    "gss": _REPLAY,
+    "aser": {**_REPLAY, "neighbours": (3, 5)},
+    "icarl": _REPLAY,
+    "ewc++": {**_STEPS, "strength": (1.0, 10.0, 100.0, 1000.0)},
+    "lwf": {**_STEPS, "distillation_temperature": (1.0, 2.0, 4.0)},
+    "fine-tune": _STEPS,
+    "offline": _STEPS,
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One choice of values, and how well it did.
+
+    Parameters
+    ----------
+    number
+        Its place in the search, from 0.
+    values
+        What was chosen.
+    accuracies
+        Average accuracy on the held-out images after the last task, a figure for each seed.
+    by_classifier
+        The same for every classifier that was measured.
+    seconds
+        Wall time.
+    pruned
+        It was given up after the first seed.
+    """
+
+    number: int
+    values: Values
+    accuracies: tuple[float, ...]
+    by_classifier: Mapping[str, Sequence[float]]
+    seconds: float
+    pruned: bool = False
+
+    @property
+    def interval(self) -> Interval:
+        """Mean over the seeds with its 95% interval."""
+        return interval(self.accuracies)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search has found.
+
+    Parameters
+    ----------
+    config
+        What every trial ran, but for the values searched.
+    space
+        The values there were to choose from.
+    trials
+        All trials, in order.
+    study
+        The file that keeps them.
+    """
+
+    config: RunConfig
+    space: Space
+    trials: tuple[Trial, ...]
+    study: Path
+
+    @property
+    def ranking(self) -> list[Trial]:
+        """Trials with all their seeds, best first; of equals the earlier."""
+        whole = [trial for trial in self.trials if not trial.pruned]
+        return sorted(whole, key=lambda trial: (-trial.interval.mean, trial.number))
+
+    @property
+    def best(self) -> Trial:
+        """The trial with the best mean."""
+        return self.ranking[0]
+
+    @property
+    def chosen(self) -> RunConfig:
+        """The best values on the whole stream, with the real test images."""
+        whole = self.config.replace(holdout=0.0, first_tasks=None, seed=0)
+        return with_values(whole, self.best.values)
+
+    @property
+    def command(self) -> str:
+        """The command that runs what was chosen."""
+        return shlex.join(run_command(self.chosen))
+
+
+class SearchStopped(KeyboardInterrupt):
+    """A search was interrupted; the trials that were finished are kept."""
+
+
+class Watcher(Protocol):
+    """Who is told how a search goes."""
+
+    def started(self, number: int, values: Values) -> None:
+        """A trial begins."""
+        ...
+
+    def progress(self, moment: Moment) -> None:
+        """A run of the trial is this far."""
+        ...
+
+    def ended(self, trial: Trial) -> None:
+        """A trial is over, or was found in the study."""
+        ...
+
+
+class Nobody(Watcher):
+    """Nobody is told."""
+
+    def started(self, number: int, values: Values) -> None:
+        """A trial begins."""
+
+    def progress(self, moment: Moment) -> None:
+        """A run of the trial is this far."""
+
+    def ended(self, trial: Trial) -> None:
+        """A trial is over, or was found in the study."""
+
+
+def default_space(method: str) -> Space:
+    """What is searched for a method unless told otherwise.
+
+    >>> default_space("fine-tune")
+    {'learning_rate': (0.02, 0.05, 0.1, 0.2), 'momentum': (0.0, 0.9)}
+    """
+    find_method(method)
+    return SPACES.get(method, _STEPS)
+
+
+def with_values(config: RunConfig, values: Values) -> RunConfig:
+    """The configuration with values of a space: options of the method, or its classifier."""
+    options = {**config.options, **{name: value for name, value in values.items() if name != "classifier"}}
+    return config.replace(options=options, classifier=values.get("classifier", config.classifier))
+
+
+def tune(
+    config: RunConfig,
+    space: Space | None = None,
+    *,
+    trials: int = 30,
+    seeds: int | Sequence[int] = 3,
+    study: str | Path = "tuning.db",
+    sampler_seed: int = 0,
+    prune: bool = False,
+    data_root: str | Path | None = None,
+    download: bool = False,
+    dataset: Dataset | None = None,
+    parallel: int | None = None,
+    watcher: Watcher | None = None,
+) -> Search:
+    """Search for the values that do best on the first tasks of a stream, without looking at its test images.
+
+    Each trial is run with several seeds; its figure is the mean of their average accuracies on held-out training images
+    after the last of the first tasks. Values are proposed by Optuna's tree-structured Parzen estimator; the method's
+    own defaults come first where they are in the space. No choice is run twice, and a space that has been tried whole
+    ends the search. Every trial is kept in an SQLite file: the same call goes on where it was stopped, and proposes
+    what it would have proposed without the stop. One process at a time works on a search.
+
+    Parameters
+    ----------
+    config
+        What to run. Where it holds nothing out, a tenth of the training images is held out; where it does not say how
+        many tasks, a third of them are used (at least two).
+    space
+        Values to choose from, by option; "classifier" may be among them. None: `default_space`.
+    trials
+        How many, those in the study already included.
+    seeds
+        How many (from the configuration's own on), or which.
+    study
+        The SQLite file; searches that differ in anything but `trials` lie in it side by side.
+    sampler_seed
+        Fixes what is proposed.
+    prune
+        Give a trial up after its first seed where that is below the median of the first seeds so far (from the sixth
+        trial on). On a GPU the first seed then runs alone, before the others run side by side.
+    data_root, download, dataset, parallel
+        See `scrlearn.experiments.run_seeds`.
+    watcher
+        Told how it goes.
+
+    Raises
+    ------
+    SearchStopped
+        Ctrl-C. The trial under way is lost, the others are kept.
+    """
+    _require_optuna()
+    space = default_space(config.method) if space is None else space
+    _check_space(config, space)
+    numbers = list(range(config.seed, config.seed + seeds)) if isinstance(seeds, int) else list(seeds)
+    if trials < 1 or not numbers:
+        raise InputError(f"trials is {trials} and there are {len(numbers)} seeds; expected 1 or more of each.")
+    dataset = dataset or load(config.dataset, data_root, download=download, image_size=config.image_size)
+    config = _first_tasks(config, dataset)
+    dataset = config.prepare(dataset)
+    book = Book(Path(study), config, space, numbers, sampler_seed, prune)
+    watcher = watcher or Nobody()
+    for trial in book.trials():
+        watcher.ended(trial)
+    try:
+        while len(book.trials()) < trials and not book.exhausted:
+            watcher.ended(_try(book, dataset, parallel, watcher))
+    except KeyboardInterrupt as error:
+        done = len(book.trials())
+        raise SearchStopped(f"Stopped after {done} of {trials} trials. The same command goes on from here.") from error
+    return Search(config, space, tuple(book.trials()), book.path)
+
+
+def _try(book: Book, dataset: Dataset, parallel: int | None, watcher: Watcher) -> Trial:
+    """Run one trial with all its seeds."""
+    asked, values = book.ask()
+    config, begin = with_values(book.config, values), time.monotonic()
+    watcher.started(len(book.trials()), values)
+    accuracies: list[float] = []
+    by_classifier: dict[str, list[float]] = {}
+    pruned = False
+    try:
+        for seeds in book.groups():
+            results = run_seeds(
+                config, seeds, dataset=dataset, pictures=False, parallel=parallel, progress=watcher.progress
+            )
+            for result in results:
+                accuracies.append(_number(result.average_accuracy))
+                for name, figures in result.by_classifier.items():
+                    by_classifier.setdefault(name, []).append(_number(figures["average_accuracy"]))
+            if pruned := len(accuracies) < len(book.seeds) and book.gives_up(asked, accuracies[0]):
+                break
+    except BaseException:
+        book.fail(asked)
+        raise
+    return book.keep(asked, accuracies, by_classifier, time.monotonic() - begin, pruned)
+
+
+def _number(accuracy: float | None) -> float:
+    return 0.0 if accuracy is None or math.isnan(accuracy) else accuracy
+
+
+def _first_tasks(config: RunConfig, dataset: Dataset) -> RunConfig:
+    """The configuration that never sees a later task or a test image."""
+    tasks = default_tasks(dataset) if config.tasks is None else config.tasks
+    first = config.first_tasks or min(tasks, max(2, tasks // 3))
+    return config.replace(first_tasks=first, holdout=config.holdout or HOLDOUT)
+
+
+def _check_space(config: RunConfig, space: Space) -> None:
+    """Refuse what cannot be searched before anything runs."""
+    if not space:
+        raise InputError("The space is empty: give at least one option with the values to try.")
+    for name, values in space.items():
+        if not values or len({canonical_json(value) for value in values}) < len(values):
+            raise InputError(f"The values of {name} are {list(values)}; expected one or more, each once.")
+        for value in values:
+            if not isinstance(value, bool | int | float | str | None):
+                raise InputError(f"{name}={value!r} cannot be searched; give numbers, texts, true, false or null.")
+    for parts in _choices(space, PARTS):
+        known = find_method(config.method).parameters(**{**config.options, **parts})
+        for name in space:
+            if name not in known:
+                raise InputError(f'Method "{config.method}" has no option "{name}".{suggest(name, known)}')
+    with_values(config, {name: values[0] for name, values in space.items()})  # some names are not for the options
+
+
+def _choices(space: Space, names: Mapping[str, Any]) -> Iterator[Values]:
+    """Every combination of the values of some names."""
+    among = [name for name in space if name in names]
+    for values in itertools.product(*(space[name] for name in among)):
+        yield dict(zip(among, values, strict=True))
+
+
+# --------------------------------------------------------------------------------------------------------- the study
+
+
+def _require_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise InputError(f'Tuning needs {error.name}, which is not installed: pip install "scrlearn[tune]".') from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+class Book:
+    """The study of one search in its SQLite file: proposes values, and keeps what came out.
+
+    Parameters
+    ----------
+    path
+        The file.
+    config, space, seeds, sampler_seed, prune
+        What is searched; together they are the study's name.
+    """
+
+    def __init__(
+        self, path: Path, config: RunConfig, space: Space, seeds: list[int], sampler_seed: int, prune: bool
+    ) -> None:
+        self.optuna = _require_optuna()
+        self.path, self.config, self.space, self.seeds = path, config, space, seeds
+        self.sampler_seed, self.prune = sampler_seed, prune
+        about = {
+            "run": {name: value for name, value in identity(config).items() if name != "seed"},
+            "space": {name: list(values) for name, values in space.items()},
+            "seeds": seeds,
+            "sampler_seed": sampler_seed,
+            "prune": prune,
+        }
+        if path.is_dir():
+            raise InputError(f'"{path}" is a folder; the study is one file, such as {path / "tuning.db"}.')
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.study = self.optuna.create_study(
+                storage=f"sqlite:///{path.resolve()}",
+                study_name=f"{config.method} on {config.dataset}, {digest(about)[:12]}",
+                direction="maximize",
+                pruner=self.optuna.pruners.MedianPruner(n_startup_trials=5),
+                load_if_exists=True,
+            )
+            self.study.set_user_attr("about", canonical_json(about))
+        except Exception as error:  # SQLAlchemy's errors have no common base with ours
+            raise InputError(f'"{path}" cannot be used as a study: {error}') from error
+        self.distributions = {
+            name: self.optuna.distributions.CategoricalDistribution(list(values)) for name, values in space.items()
+        }
+
+    @property
+    def size(self) -> int:
+        """How many choices there are."""
+        return math.prod(len(values) for values in self.space.values())
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every choice has been tried."""
+        return len(self.trials()) == self.size
+
+    def groups(self) -> list[list[int]]:
+        """Seeds that run together, one group after the other."""
+        return [self.seeds[:1], self.seeds[1:]] if self.prune and len(self.seeds) > 1 else [self.seeds]
+
+    def trials(self) -> list[Trial]:
+        """What was tried, each choice once, in order."""
+        states = self.optuna.trial.TrialState
+        found: dict[str, Trial] = {}
+        for kept in self.study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED)):
+            about = kept.user_attrs
+            if "accuracies" in about and (key := canonical_json(kept.params)) not in found:
+                found[key] = Trial(
+                    len(found),
+                    {name: kept.params[name] for name in self.space},
+                    tuple(about["accuracies"]),
+                    about["by_classifier"],
+                    about["seconds"],
+                    kept.state == states.PRUNED,
+                )
+        return list(found.values())
+
+    def ask(self) -> tuple[Any, Values]:
+        """A choice that was not tried yet. What it is depends on the trials there are and on the seed alone."""
+        tried = {canonical_json(trial.values) for trial in self.trials()}
+        if not tried and (usual := self._defaults()) is not None:
+            self.study.enqueue_trial(usual)
+        for attempt in itertools.count():
+            seed = derived_seed(self.sampler_seed, "tune", len(tried), attempt)
+            self.study.sampler = self.optuna.samplers.TPESampler(seed=seed % 2**32, constant_liar=False)
+            if attempt >= REPEATS:
+                self.study.enqueue_trial(self._untried(tried, seed))
+            asked = self.study.ask(self.distributions)
+            values = {name: asked.params[name] for name in self.space}
+            if canonical_json(values) not in tried:
+                return asked, values
+            self.fail(asked)
+        raise AssertionError("counted to infinity")
+
+    def _defaults(self) -> Values | None:
+        """The method as it stands, where all of it is in the space."""
+        known = find_method(self.config.method).parameters(**self.config.options)
+        known = {**known, "classifier": self.config.classifier or known["classifier"]}
+        usual = {name: known[name] for name in self.space}
+        return usual if all(usual[name] in values for name, values in self.space.items()) else None
+
+    def _untried(self, tried: set[str], seed: int) -> Values:
+        """A choice at random out of those not tried."""
+        for attempt in itertools.count():
+            numbers = {name: derived_seed(seed, name, attempt) % len(values) for name, values in self.space.items()}
+            values = {name: self.space[name][number] for name, number in numbers.items()}
+            if canonical_json(values) not in tried:
+                return values
+        raise AssertionError("counted to infinity")
+
+    def gives_up(self, asked: Any, accuracy: float) -> bool:
+        """Whether a trial that begins like this is not worth its other seeds."""
+        asked.report(accuracy, 0)
+        return self.prune and bool(asked.should_prune())
+
+    def keep(
+        self, asked: Any, accuracies: list[float], by_classifier: dict[str, list[float]], seconds: float, pruned: bool
+    ) -> Trial:
+        """Write a finished trial down."""
+        asked.set_user_attr("accuracies", accuracies)
+        asked.set_user_attr("by_classifier", by_classifier)
+        asked.set_user_attr("seconds", round(seconds, 3))
+        if pruned:
+            self.study.tell(asked, state=self.optuna.trial.TrialState.PRUNED)
+        else:
+            self.study.tell(asked, sum(accuracies) / len(accuracies))
+        return self.trials()[-1]
+
+    def fail(self, asked: Any) -> None:
+        """A trial that did not come to its end, or was there before, does not count."""
+        self.study.tell(asked, state=self.optuna.trial.TrialState.FAIL)
+
+
+# ------------------------------------------------------------------------------------------------------- the command
+
+_FLAGS: dict[str, Callable[[Any], list[str]]] = {
+    "memory_size": lambda value: ["--memory", str(value)],
+    "drop_last": lambda value: [] if value else ["--no-drop-last"],
+    "classes_ahead": lambda value: ["--classes-ahead"] if value else [],
+    "options": lambda value: [word for name in value for word in ("-O", f"{name}={_word(value[name])}")],
+}
+
+
+def run_command(config: RunConfig) -> list[str]:
+    """The words of the `scr run` command with this configuration.
+
+    >>> shlex.join(run_command(RunConfig(method="er", memory_size=200, options={"learning_rate": 0.05}, seed=3)))
+    'scr run --dataset digits --method er --memory 200 --seed 3 -O learning_rate=0.05'
+    """
+    words = ["scr", "run", "--dataset", config.dataset, "--method", config.method]
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in ("dataset", "method") or value == field.default:
+            continue
+        flag = f"--{field.name.replace('_', '-')}"
+        words += _FLAGS[field.name](value) if field.name in _FLAGS else [flag, str(value)]
+    return words
+
+
+def _word(value: Any) -> str:
+    """A value as `-O NAME=VALUE` reads it: JSON where text would be taken for something else."""
+    if isinstance(value, str):
+        try:
+            json.loads(value)
+        except json.JSONDecodeError:
+            return value
+    return json.dumps(value)

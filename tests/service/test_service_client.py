@@ -1,0 +1,211 @@
+"""The client, and the command that it talks to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from service_tools import listening, open_service, pixels, png
+from typer.testing import CliRunner
+
+from scrlearn.cli import app
+from scrlearn.errors import InputError
+from scrlearn.service import Client, ServiceError, serve
+from scrlearn.service.run import read_token
+
+ANSWER = {"accepted": 1, "first": 1, "last": 1, "repeated": False, "learned": False}
+
+
+@contextlib.contextmanager
+def scripted(*script: tuple[int, dict | None, dict]) -> Iterator[tuple[Client, list, list]]:
+    """A server that gives these answers (status, document, headers) in turn; None: it hangs up without an answer."""
+    requests: list = []
+    answers = list(script)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            requests.append((dict(self.headers), json.loads(body)))
+            status, document, headers = answers.pop(0)
+            if document is None:
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(json.dumps(document).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    client = Client(f"http://127.0.0.1:{server.server_port}", retries=3)
+    pauses: list[float] = []
+    client._sleep = pauses.append
+    try:
+        yield client, requests, pauses
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_everything_through_the_client(tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(png("cat", 2))
+    with open_service(tmp_path / "state") as service, listening(service) as address:
+        client = Client(address)
+        assert client.healthy()
+        cats = [tmp_path / "cat.png", str(tmp_path / "cat.png"), png("cat", 1), pixels("cat", 3)]
+        cats += [Image.fromarray(pixels("cat", 4)), pixels("cat", 5)[..., None], np.stack([pixels("cat", 6)] * 3, -1)]
+        assert client.learn(cats, "cat", wait=20)["learned"]
+        assert client.learn([png("dog", n) for n in range(7)], ["dog"] * 7, wait=20)["last"] == 14
+        assert [p["label"] for p in client.predict([png("cat", 5), pixels("dog", 5)])] == ["cat", "dog"]
+        assert [n["label"] for n in client.nearest([png("dog", 9)], k=2)[0]["neighbours"]] == ["dog", "dog"]
+        assert [known["label"] for known in client.classes()] == ["cat", "dog"]
+        assert [image["slot"] for image in client.memory(page=3)] == list(range(14))
+        assert len(list(client.memory("dog", page=7))) == 7
+        assert len(client.map()["points"]) == 14
+        assert client.forget("dog")["erased"]
+        assert client.state(digest=True)["digest"]["sha256"] == service.replica.digest()
+        with pytest.raises(ServiceError, match='no class "dog"') as caught:
+            client.forget("dog")
+        assert (caught.value.status, caught.value.code) == (404, "not-found")
+
+
+def test_a_busy_service_is_asked_again_with_the_same_key() -> None:
+    busy = (429, {"detail": "busy", "code": "busy"}, {"Retry-After": "2"})
+    with scripted(busy, (503, {}, {}), (200, ANSWER, {})) as (client, requests, pauses):
+        assert client.learn([b"x"], ["cat"]) == ANSWER
+    keys = {headers["Idempotency-Key"] for headers, _ in requests}
+    assert len(requests) == 3
+    assert len(keys) == 1, "it is the same request"
+    assert 2 <= pauses[0] <= 2.5, "the time the service asked for"
+    assert 0 < pauses[1] <= 0.4
+
+
+def test_a_lost_connection_is_tried_again_and_each_request_has_its_own_key() -> None:
+    with scripted((0, None, {}), (200, ANSWER, {}), (200, ANSWER, {})) as (client, requests, _):
+        client.learn([b"x"], ["cat"])
+        client.learn([b"x"], ["cat"])
+    keys = [headers["Idempotency-Key"] for headers, _ in requests]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_a_refusal_is_not_sent_again() -> None:
+    with scripted((422, {"detail": "Image 0 is empty.", "code": "bad-image"}, {})) as (client, requests, _):
+        with pytest.raises(ServiceError, match="Image 0 is empty") as caught:
+            client.predict([b""])
+        assert (caught.value.code, len(requests)) == ("bad-image", 1)
+
+
+def test_retries_come_to_an_end() -> None:
+    with scripted(*[(503, {"detail": "no", "code": "stopping"}, {})] * 4) as (client, requests, _):
+        with pytest.raises(ServiceError, match="no") as caught:
+            client.predict([b"x"])
+        assert (caught.value.status, len(requests)) == (503, 4)
+
+
+def test_no_service_there() -> None:
+    client = Client("http://127.0.0.1:9", retries=0)
+    with pytest.raises(ServiceError, match="Is the service running there"):
+        client.state()
+    assert not client.healthy()
+
+
+def test_what_cannot_be_sent() -> None:
+    with pytest.raises(InputError, match="http"):
+        Client("127.0.0.1:8000")
+    with pytest.raises(InputError, match="float64"):
+        Client().predict([np.zeros((8, 8))])
+
+
+def test_the_client_needs_neither_torch_nor_fastapi() -> None:
+    program = "import sys; from scrlearn.service import Client; Client()\n"
+    program += "assert not {'torch', 'fastapi', 'numpy'} & set(sys.modules), 'too much was imported'"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# -------------------------------------------------------------------------------------------------------- the command
+
+
+def start(*options: object) -> tuple[subprocess.Popen, str]:
+    command = [sys.executable, "-m", "scrlearn", "serve", "--port", "0", *map(str, options)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    line = process.stdout.readline()
+    assert "Serving" in line
+    return process, line.split()[-1]
+
+
+def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123456789abcdef\n")
+    token.chmod(0o600)
+    options = ["--method", "er", "--memory", 20, "--image-size", 8, "--grey", "--encoder", "tiny_encoder:tiny"]
+    options += ["--threads", 1, "--precision", "fp32", "-O", "learning_rate=0.05", "--token-file", token]
+    process, address = start("--state", tmp_path / "state", *options)
+    with process:
+        assert Client(address, token.read_text().strip()).learn([png("cat")], ["cat"], wait=30)["learned"]
+        with pytest.raises(ServiceError, match="Authorization: Bearer"):
+            Client(address).state()
+        second = CliRunner().invoke(app, ["serve", "--state", str(tmp_path / "state"), "--port", "0"])
+        assert second.exit_code == 1
+        assert "Another server" in second.output
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert list((tmp_path / "state").glob("snapshot-*.scr")), "a snapshot was written at the end"
+    settings = json.loads((tmp_path / "state" / "config.json").read_text())
+    assert (settings["options"], settings["encoder"]) == ({"learning_rate": 0.05}, "tiny_encoder:tiny")
+
+
+def scr(*words: object) -> str:
+    result = CliRunner().invoke(app, ["serve", *map(str, words)])
+    assert result.exit_code in (1, 2), result.output
+    return " ".join(result.output.split())
+
+
+def test_mistakes_on_the_command_line(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    assert "a token is needed" in scr("--state", state, "--host", "0.0.0.0")
+    assert "cannot be read" in scr("--state", state, "--token-file", tmp_path / "none")
+    (tmp_path / "short").write_text("short")
+    assert "at least 16" in scr("--state", state, "--token-file", tmp_path / "short")
+    assert "NAME=VALUE" in scr("--state", state, "-O", "temperature")
+    (tmp_path / "good").write_text("0123456789abcdef")
+    assert "There is no host" in scr("--state", state, "--host", "a..b", "--token-file", tmp_path / "good")
+    assert not state.exists(), "nothing was made"
+    assert "There is no encoder" in scr("--state", state, "--port", 0, "--encoder", "resnet")
+    assert 'no option "temprature"' in scr("--state", state, "--port", 0, "-O", "temprature=1")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "Choose another --port" in scr("--state", state, "--port", taken.getsockname()[1])
+
+
+def test_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "token"
+    path.write_text(" \n")
+    with pytest.raises(InputError, match="empty"):
+        read_token(path)
+    path.write_text(" secret \n")
+    path.chmod(0o644)
+    assert read_token(path) == "secret"
+    assert "chmod 600" in caplog.text
+    with pytest.raises(InputError, match="printable ASCII"):
+        serve(tmp_path / "state", token="ä" * 20)
+    assert not (tmp_path / "state").exists()
