@@ -3,7 +3,8 @@
 SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest
+# a process for each core, up to four, and a thread in each: the tests are many and small
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses=4
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-device lint format docs bench clean
@@ -21,7 +22,7 @@ test-slow: $(VENV)/.dev ## the slow tests too, and those on real data (under SCR
 	$(PYTEST) -m "not device"
 
 test-device: $(VENV)/.dev ## the tests that need a CUDA device
-	$(PYTEST) -m device
+	$(BIN)/python -m pytest -m device
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check

@@ -142,6 +142,9 @@ def export(
         rounded = taught.learner.probabilities(x)[:, taught.columns].float().cpu().numpy()
         reference = _in_float32(taught.learner)
         expected = _expected(reference, x, taught.columns)
+    rounding = _difference("probabilities", expected["probabilities"], rounded)
+    if (taught.learner.device.type, taught.learner.precision) == ("cpu", "fp32"):  # then there is nothing to round
+        _check_difference(rounding)
     _warn_of_missing(reference, taught)
     graph = _Graph(reference, taught.columns).eval()
     data = (_to_onnx if format == "onnx" else _to_torchscript)(graph, taught.learner.image_shape, about)
@@ -155,7 +158,7 @@ def export(
         bytes=len(data),
         difference=difference,
         images=0 if difference is None else len(x),
-        rounding=_difference("probabilities", expected["probabilities"], rounded),
+        rounding=rounding,
     )
 
 
@@ -466,12 +469,16 @@ def _verified(data: bytes, format: str, x: Tensor, expected: Answers, about: str
         answers = answer(x[begin:end])
         for name, values in expected.items():
             worst = max(worst, _difference(name, values[begin:end], answers[name]))
-    if worst > TOLERANCE:
+    _check_difference(worst)
+    return worst
+
+
+def _check_difference(difference: float) -> None:
+    if difference > TOLERANCE:
         raise ExportError(
-            f"The file does not answer as the model does: the largest difference is {worst:.2g}, more than "
+            f"The file does not answer as the model does: the largest difference is {difference:.2g}, more than "
             f"{TOLERANCE:g}. Nothing was written. An encoder that takes other ways for other batches can do this."
         )
-    return worst
 
 
 def _open_onnx(data: bytes) -> tuple[Callable[[Tensor], Answers], str | None]:

@@ -322,6 +322,20 @@ def test_a_file_that_disagrees_is_not_written(tmp_path, monkeypatch, request, fo
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_weights_that_are_not_those_that_answer_are_found(tmp_path, monkeypatch) -> None:
+    honest = scrlearn.export._in_float32
+
+    def forgetful(learner):
+        twin = honest(learner)
+        twin.average = None  # as if nobody had thought of averaged weights
+        return twin
+
+    monkeypatch.setattr(scrlearn.export, "_in_float32", forgetful)
+    with pytest.raises(ExportError, match="does not answer as the model does"):
+        export(taught(averaging=0.99), tmp_path / "model.pt", "torchscript")
+    assert not list(tmp_path.iterdir())
+
+
 def test_batch_size_baked_into_the_graph_is_found(tmp_path) -> None:
     class Baked(nn.Module):
         def __init__(self) -> None:

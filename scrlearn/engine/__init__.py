@@ -3,4 +3,14 @@
 from scrlearn.engine.graph import GraphRunner, why_not_graph
 from scrlearn.engine.run import START, Hooks, Position, most_side_by_side, run, side_by_side, train
 
-__all__ = ["START", "GraphRunner", "Hooks", "Position", "most_side_by_side", "run", "side_by_side", "train", "why_not_graph"]
+__all__ = [
+    "START",
+    "GraphRunner",
+    "Hooks",
+    "Position",
+    "most_side_by_side",
+    "run",
+    "side_by_side",
+    "train",
+    "why_not_graph",
+]

@@ -186,7 +186,7 @@ def most_side_by_side(learner: Learner, wanted: int | None = None) -> int:
     if learner.device.type != "cuda":
         return 1
     free, _ = torch.cuda.mem_get_info(learner.device)
-    channels, height, width = learner.image_shape
+    height, width = learner.image_shape[1:]
     views = 2 * (10 + learner.memory_batch)
     each = views * height * width * 24 * 2 * 40 + learner.memory.images.numel() + 500 * 2**20
     return max(1, min(wanted or MOST_SIDE_BY_SIDE, int(0.8 * free // each)))

@@ -12,20 +12,28 @@ from scrlearn.memory.policy import Update
 if TYPE_CHECKING:
     from scrlearn.learners.base import Learner
 
+LEAVES_FIRST = 2.0**40
+
 
 class BalancedReservoir(Update):
-    """Class-balancing reservoir sampling (CBRS): rare classes keep their images, common ones share what is left.
+    """Class-balancing reservoir sampling: rare classes keep their images, common ones share what is left.
 
-    The memory is filled first. From then on a class is called full once it is, or has been, the one with most images
-    in memory. An image of a class that is not full replaces a random image of the largest class (of any of them, if
-    several are equally large); an image of a full class replaces a random one of its own class with probability
-    m / n, where m images of it are stored and n have passed: a reservoir inside the class.
+    Each image draws a number from [0, 1) when it comes, its key. The memory is filled first. From then on, whenever an
+    image is taken in, the class with the most images gives one up, the one with its largest key (of several equally
+    large classes the one where that is largest); and a class that gave up a key takes in smaller ones only. So what is
+    stored of a class are the images with the smallest keys of all that have passed, a uniform sample of them, and a
+    class with at least two images fewer than another has never given up any.
 
-    Forgetting a class makes room, so which classes are full is found out anew when the memory has filled again.
+    This keeps what the algorithm of Chrysakis and Moens keeps, where a class that is or was the largest becomes a
+    reservoir of its own. Keys let a batch be offered at once: a step has a quarter of the operations.
+
+    Forgetting a class makes room, and from then on every class takes in whatever comes until the memory has filled
+    again.
 
     References
     ----------
-    Chrysakis and Moens, "Online Continual Learning from Imbalanced Data", ICML 2020 (Algorithm 1).
+    Chrysakis and Moens, "Online Continual Learning from Imbalanced Data", ICML 2020; samples by smallest keys: Cohen
+    and Kaplan, "Summarizing Data Using Bottom-k Sketches", PODC 2007.
 
     Examples
     --------
@@ -38,70 +46,82 @@ class BalancedReservoir(Update):
     [10, 10]
     """
 
-    seen: Tensor
-    full: Tensor
+    key: Tensor
+    rank: Tensor
+    limit: Tensor
 
     def attach(self, learner: Learner) -> None:
-        """How many images of each class have passed, and which classes are full."""
-        self.seen = torch.zeros(len(learner.met), dtype=torch.int64, device=learner.device)
-        self.full = torch.zeros(len(learner.met), dtype=torch.bool, device=learner.device)
+        """For each slot the key and its rank in the class; for each class the smallest key it gave up."""
+        slots, device = learner.memory.capacity + 1, learner.device
+        self.key = torch.zeros(slots, dtype=torch.float64, device=device)
+        self.rank = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.limit = torch.ones(len(learner.met), dtype=torch.float64, device=device)
 
     def __call__(self, learner: Learner, x: Tensor, y: Tensor) -> None:
-        """Find each image its slot, one image after the other, then write them all."""
-        learner.memory.write(self.choose(learner, y), x, y)
+        """Offer the batch; of memory and batch together, the last ones of the largest classes leave."""
+        # float64: two images of a class must not draw the same key
+        key = torch.rand(len(y), generator=learner.generator, device=y.device, dtype=torch.float64)
+        labels = learner.memory.labels[:-1]
+        taken = key < self.limit[y]
+        rank = self._insert(labels, y, key, taken)
+        leaving = self._leaving(labels, key, rank, taken)
+        self._lower_limits(torch.cat([labels, y])[leaving], torch.cat([self.key[:-1], key])[leaving])
+        slots = _freed(leaving, learner.memory.capacity, len(y))
+        learner.memory.write(slots, x, y)
+        self.key.index_copy_(0, slots, key)
+        self.rank.index_copy_(0, slots, rank)
 
-    def choose(self, learner: Learner, y: Tensor) -> Tensor:
-        """The slot of each image; the spare one for those not kept."""
-        spare, generator, images = learner.memory.capacity, learner.generator, len(y)
-        key = torch.rand(images, spare, generator=generator, device=y.device)
-        chance = torch.rand(images, generator=generator, device=y.device, dtype=torch.float64)
-        free = learner.memory.filled + torch.arange(images, device=y.device)
-        filling = free < spare
-        passed = self.seen[y] + (y[:, None] == y[None, :]).tril().sum(1)
-        self.seen.index_add_(0, y, torch.ones_like(y))
-        labels, stored, classes = self._stored(learner.memory.labels)
-        one, slots = torch.ones_like(y[:1]), []
-        for i in range(images):  # each image meets the memory that the one before it has left
-            label = y[i : i + 1]
-            labels[spare:] = label  # so that an image not kept changes no count
-            largest = stored == stored.amax()
-            self.full |= largest[:-1] & ~filling[i]
-            full = self.full[label]
-            pool = torch.where(full, classes == label, largest)
-            drawn = torch.where(pool[labels[:spare]], key[i], -1.0).argmax(0, keepdim=True)
-            kept = ~full | (chance[i] * passed[i] < stored[label])
-            slot = torch.where(filling[i], free[i], torch.where(kept, drawn, spare))
-            stored.index_add_(0, labels[slot], one, alpha=-1).index_add_(0, label, one)
-            labels.index_copy_(0, slot, label)
-            slots.append(slot)
-        return torch.cat(slots)
+    def _insert(self, labels: Tensor, y: Tensor, key: Tensor, taken: Tensor) -> Tensor:
+        """The rank each new image has in its class; stored ones with larger keys move back."""
+        same, smaller = y[:, None] == labels, self.key[:-1] < key[:, None]
+        self.rank[:-1] += (same & ~smaller & taken[:, None]).sum(0)
+        before = (y[:, None] == y) & (key < key[:, None]) & taken
+        return (same & smaller).sum(1) + before.sum(1)
 
-    def _stored(self, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The class in each slot, the images of each class, and the classes; the last class stands for "empty"."""
-        empty = len(self.seen)
-        labels = torch.where(labels < 0, empty, labels)
-        stored = torch.zeros(empty + 1, dtype=torch.int64, device=labels.device)
-        stored.index_add_(0, labels[:-1], torch.ones_like(labels[:-1]))
-        stored[empty:].fill_(-1)  # never the largest; filled, not set, which would copy from the host
-        return labels, stored, torch.arange(empty + 1, device=labels.device)
+    def _leaving(self, labels: Tensor, key: Tensor, rank: Tensor, taken: Tensor) -> Tensor:
+        """As many places as there are new images: images not taken in, then empty slots, then the last of a class."""
+        order = torch.arange(len(labels), 0, -1, device=labels.device, dtype=torch.float64)
+        stored = torch.where(labels < 0, LEAVES_FIRST + order, self.rank[:-1] + self.key[:-1])
+        new = torch.where(taken, rank + key, torch.inf)
+        return torch.cat([stored, new]).topk(len(key)).indices
+
+    def _lower_limits(self, labels: Tensor, key: Tensor) -> None:
+        """Classes take in only keys smaller than all they have given up."""
+        classes = torch.arange(len(self.limit), device=labels.device)
+        given_up = torch.where(classes[:, None] == labels, key, 1.0).amin(1)
+        self.limit.copy_(torch.minimum(self.limit, given_up))
 
     def reserve(self, learner: Learner) -> None:
-        """As many counters as the learner has room for classes."""
-        missing = len(learner.met) - len(self.seen)
+        """A limit for each class the learner has room for."""
+        missing = len(learner.met) - len(self.limit)
         if missing > 0:
-            self.seen = torch.cat([self.seen, self.seen.new_zeros(missing)])
-            self.full = torch.cat([self.full, self.full.new_zeros(missing)])
+            self.limit = torch.cat([self.limit, self.limit.new_ones(missing)])
 
     def forget(self, label: int, kept: Tensor) -> None:
-        """Its images have never passed, and the memory will fill again."""
-        self.seen[label] = 0
-        self.full.zero_()
+        """Keys move with their images, and the memory will fill again."""
+        for own in (self.key, self.rank):
+            own[: len(kept)] = own[kept]
+            own[len(kept) :] = 0
+        self.limit.fill_(1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters."""
-        return {"seen": self.seen, "full": self.full}
+        """Keys, ranks and limits."""
+        return {"key": self.key[:-1], "rank": self.rank[:-1], "limit": self.limit}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The counters, in place: the learner has made room for them."""
-        for own, saved in ((self.seen, state["seen"]), (self.full, state["full"])):
-            own.zero_()[: len(saved)] = saved.to(own.device)
+        """In place: the learner has made room for the classes."""
+        for name, own in (("key", self.key[:-1]), ("rank", self.rank[:-1]), ("limit", self.limit)):
+            size = min(len(own), len(state[name]))
+            own[:size] = state[name][:size].to(own.device)
+
+
+def _freed(leaving: Tensor, capacity: int, images: int) -> Tensor:
+    """The slot of each new image that stays; the spare one for the others. Places from the capacity on are new images.
+
+    >>> _freed(torch.tensor([7, 2, 0]), capacity=5, images=3)  # of five slots two are freed, and the last image leaves
+    tensor([2, 0, 5])
+    """
+    leaves = (leaving[:, None] == capacity + torch.arange(images, device=leaving.device)).any(0)
+    slots = leaving[torch.argsort((leaving >= capacity).to(torch.int8), stable=True)]
+    number = (~leaves).cumsum(0) - 1
+    return torch.where(leaves, capacity, slots[number.clamp(min=0)])

@@ -5,9 +5,8 @@ instead of three times is what makes it faster. Sums are made in a fixed order: 
 the program that finishes last, so results are the same bit for bit every time.
 """
 
-# Triton's kernels are its own language in Python's syntax, which mypy and ruff cannot check
+# Triton's kernels are its own language in Python's syntax, which mypy cannot check
 # mypy: ignore-errors
-# ruff: noqa: D103
 from __future__ import annotations
 
 import torch

@@ -5,9 +5,8 @@ back to conversions. Here a tile holds all channels, images are read through the
 are taken in float32 and their gradient comes out in float32. Sums are made in a fixed order.
 """
 
-# Triton's kernels are its own language in Python's syntax, which mypy and ruff cannot check
+# Triton's kernels are its own language in Python's syntax, which mypy cannot check
 # mypy: ignore-errors
-# ruff: noqa: D103
 from __future__ import annotations
 
 import torch

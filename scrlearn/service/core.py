@@ -85,7 +85,7 @@ class Service:
         with contextlib.ExitStack() as stack:
             stack.callback(self.folder.close)
             self.config = self._configure(dict(config or {}), encoder)
-            torch.set_num_threads(self.config.threads)
+            _settle_numerics(self.config)
             encoder = encoder or make_encoder(self.config)
             fresh = make_model(self.config, encoder)
             self._write_first_config()
@@ -124,10 +124,13 @@ class Service:
         self._new = stored is None
         if stored is None:
             return ModelConfig(**given).resolved()
+        given = {name: value for name, value in given.items() if value != ModelConfig.AUTOMATIC.get(name)}
         stored.check_same(given)
         if stored.encoder not in (DEFAULT_ENCODER, given.get("encoder")):
             # a state is data: what it names is never imported
             raise InputError(f'This state was made with the encoder "{stored.encoder}": give it again.')
+        if given.get("device", stored.device) != stored.device:
+            log.warning("The state moves from %s to %s: bits may differ from here on.", stored.device, given["device"])
         return replace(stored, device=given.get("device", stored.device))
 
     def _write_first_config(self) -> None:
@@ -195,7 +198,8 @@ class Service:
 
     def check_label(self, label: str) -> str:
         """The label as it is stored: trimmed, in Unicode's composed form."""
-        text = unicodedata.normalize("NFC", label).strip()
+        # a letter has a few marks at most; what is much too long is not looked at
+        text = unicodedata.normalize("NFC", label[: 8 * self.limits.label_length]).strip()
         if not text:
             raise Problem("invalid", "A label is empty; name the class.")
         if len(text) > self.limits.label_length:
@@ -372,6 +376,13 @@ class Service:
 
 def _load(path: Path, config: ModelConfig, encoder: nn.Module | None) -> ServedClassifier:
     return ServedClassifier.load(path, encoder=encoder, device=config.device)
+
+
+def _settle_numerics(config: ModelConfig) -> None:
+    """For the whole process: each step sets its own too, but two threads enter and leave theirs at different times."""
+    torch.set_num_threads(config.threads)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    torch.backends.cudnn.allow_tf32 = config.precision != "fp32"
 
 
 def _stopping() -> Problem:

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from scrlearn.errors import CheckpointError, InputError
 
@@ -66,6 +66,9 @@ class ModelConfig:
     precision: str = "auto"
     threads: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    AUTOMATIC: ClassVar[Mapping[str, Any]] = {"device": "auto", "precision": "auto", "threads": 0}
+    """Values that leave the choice to the service."""
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):

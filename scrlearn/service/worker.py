@@ -55,7 +55,9 @@ class Worker:
         self.counts = dict(progress.counts)
         self.replica, self.published = Replica(model, self.learned, limits.quantile), self.learned
         self.snapshots = loaded.snapshots[:KEPT]
-        self.erased = self.learned
+        # a crash may have come between a forgotten class's new snapshot and the end of what was before it
+        self._must_erase = journal.forgets(self.learned)
+        self.erased = journal.begin if self._must_erase else self.learned
         self.lost = 0
         self.troubles: dict[str, str] = {}
         self.failed = False
@@ -66,8 +68,6 @@ class Worker:
         self._waiters: list[tuple[Callable[[], bool], Future[bool]]] = []
         self._changed = threading.Condition()
         self._stopping = False
-        # a crash may have come between a forgotten class's new snapshot and the end of what was before it
-        self._must_erase = journal.forgets(self.learned)
         self._thread = threading.Thread(target=self._run, name="scr-learner", daemon=True)
 
     # ---------------------------------------------------------------- from other threads
@@ -172,10 +172,14 @@ class Worker:
     def _idle(self) -> None:
         """Wait for something new; a snapshot, or another try, may be due before it comes."""
         with self._changed:
-            if not self._stopping and self._journal.last <= self.learned and not self.troubles:
-                passed = time.monotonic() - self._snapshot_time
-                due = max(0.01, self._limits.snapshot_seconds - passed) if self.learned > self._newest else None
-                self._changed.wait(due)
+            if self._stopping or self._journal.last > self.learned:
+                return
+            due = None
+            if self._must_erase:
+                due = RETRY_SECONDS
+            elif self.learned > self._newest:
+                due = max(0.01, self._snapshot_time + self._limits.snapshot_seconds - time.monotonic())
+            self._changed.wait(due)
 
     # ---------------------------------------------------------------- learning
 

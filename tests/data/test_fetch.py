@@ -124,6 +124,7 @@ def test_missing_page_and_dead_server_change_nothing(archive: Archive, site: Sit
 @pytest.mark.parametrize(
     "content",
     [b"no archive at all", tarball({"set/a": b"1"}), tarball({"other/a": b"1"}), tarball({"set/a": b"1"})[:40]],
+    ids=["no archive", "a file is missing", "another folder", "cut off"],
 )
 def test_wrong_archive_changes_nothing(content: bytes, site: Site, tmp_path: Path) -> None:
     site.files["/x.tar.gz"] = content

@@ -451,6 +451,7 @@ def test_mistakes_on_the_command_line(
 
 def test_results_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRLEARN_STORE", str(tmp_path / "here.db"))
+    monkeypatch.setenv("COLUMNS", "200")  # a narrow terminal wraps the table
     here, there = Store(tmp_path / "here.db"), Store(tmp_path / "there.db")
     here.add(made_up(0, 0.25))
     there.add(made_up(0, 0.5))

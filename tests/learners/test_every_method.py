@@ -69,8 +69,7 @@ def assert_same(a, b):
 def assert_sound(learner):
     """Finite weights, no more images than asked for, and answers among the classes met."""
     assert all(w.isfinite().all() for w in learner.network.state_dict().values())
-    if learner.memory.capacity and not isinstance(learner, METHODS["offline"].learner):
-        assert learner.memory.size <= learner.memory.capacity
+    assert len(learner.memory.contents()[0]) == learner.memory.size <= learner.memory.capacity
     met = set(learner.met.nonzero().flatten().tolist())
     stored = set(learner.memory.contents()[1].tolist())
     for classifier, scores in answers(learner).items():

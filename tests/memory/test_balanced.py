@@ -1,4 +1,4 @@
-"""Class-balancing reservoir sampling against the paper's algorithm in plain loops."""
+"""Class-balancing reservoir sampling against the same policy in plain loops."""
 
 import copy
 from collections import Counter
@@ -50,49 +50,70 @@ def offer(learner, y, start):
 
 
 class ByLoops:
-    """Algorithm 1 of Chrysakis and Moens, image by image."""
+    """The policy image by image: take in what is below the limit, then give up one after the other."""
 
     def __init__(self, capacity):
-        self.capacity, self.memory, self.seen, self.full = capacity, [], Counter(), set()
+        self.capacity, self.memory, self.limit = capacity, [], Counter()
 
-    def offer(self, number, label, keys, chance):
-        self.seen[label] += 1
-        if len(self.memory) < self.capacity:
-            self.memory.append((number, label))
-            return
-        stored = Counter(c for _, c in self.memory)
-        most = max(stored.values())
-        largest = {c for c in stored if stored[c] == most}
-        self.full |= largest
-        if label in self.full:
-            if chance >= stored[label] / self.seen[label]:
-                return
-            largest = {label}
-        slot = max((s for s in range(self.capacity) if self.memory[s][1] in largest), key=lambda s: keys[s])
-        self.memory[slot] = (number, label)
+    def offer(self, numbers, labels, keys):
+        for number, label, key in zip(numbers, labels, keys, strict=True):
+            if key < self.limit.get(label, 1.0):
+                self.memory.append((number, label, key))
+        while len(self.memory) > self.capacity:
+            stored = Counter(label for _, label, _ in self.memory)
+            leaving = max(self.memory, key=lambda item: (stored[item[1]], item[2]))
+            self.memory.remove(leaving)
+            self.limit[leaving[1]] = leaving[2]
+
+
+def skewed(images=400, classes=40):
+    """Many images of few classes first, rare ones later, and more classes than the first limits have room for."""
+    random = np.random.default_rng(3)
+    labels = random.permutation(np.minimum(random.geometric(0.3, images) - 1, classes - 1)).astype(np.int64)
+    labels[3 * images // 4 :] = random.integers(0, classes, images - 3 * images // 4)
+    return torch.from_numpy(labels)
 
 
 @pytest.mark.parametrize("capacity", [1, 7, 30])
 @pytest.mark.parametrize("batch", [1, 10])
 def test_equals_plain_loops_with_the_same_random_numbers(capacity, batch):
-    learner, loops = make(capacity), ByLoops(capacity)
-    random = np.random.default_rng(3)
-    # many images of few classes first, rare ones later, and more classes than the first counters have room for
-    labels = random.permutation(np.minimum(random.geometric(0.3, 400) - 1, 39)).astype(np.int64)
-    labels[300:] = random.integers(0, 40, 100)
+    learner, loops, labels = make(capacity), ByLoops(capacity), skewed()
     for start in range(0, 400, batch):
-        y = torch.from_numpy(labels[start : start + batch])
+        y = labels[start : start + batch]
         ahead = torch.Generator().manual_seed(0).set_state(learner.generator.get_state())
-        keys = torch.rand(batch, capacity, generator=ahead).tolist()
-        chances = torch.rand(batch, generator=ahead, dtype=torch.float64).tolist()
-        for i in range(batch):
-            loops.offer(start + i, int(y[i]), keys[i], chances[i])
+        keys = torch.rand(batch, generator=ahead, dtype=torch.float64).tolist()
+        before = dict(enumerate(numbers_of(learner)))
+        loops.offer(range(start, start + batch), y.tolist(), keys)
         offer(learner, y, start)
-        assert numbers_of(learner) == [number for number, _ in loops.memory]
-        assert learner.memory.contents()[1].tolist() == [label for _, label in loops.memory]
-    assert {c: n for c, n in enumerate(learner.update.seen.tolist()) if n} == dict(loops.seen)
-    assert set(learner.update.full.nonzero().flatten().tolist()) == loops.full
-    assert len(learner.update.seen) == len(learner.met)
+        stored = sorted(zip(numbers_of(learner), learner.memory.contents()[1].tolist(), strict=True))
+        assert stored == sorted((number, label) for number, label, _ in loops.memory)
+        moved = {slot: n for slot, n in enumerate(numbers_of(learner)) if n < start and before[slot] != n}
+        assert not moved  # who stays keeps its slot
+    limits = {c: limit for c, limit in enumerate(learner.update.limit.tolist()) if limit < 1}
+    assert limits == dict(loops.limit)
+    assert len(learner.update.limit) == len(learner.met)
+
+
+def test_ranks_are_the_order_of_the_keys_in_a_class():
+    learner, labels = make(30), skewed()
+    for start in range(0, 400, 10):
+        offer(learner, labels[start : start + 10], start)
+        stored = learner.memory.contents()[1]
+        for label in stored.unique():
+            mine = (stored == label).nonzero().flatten()
+            assert learner.update.rank[mine].tolist() == learner.update.key[mine].argsort().argsort().tolist()
+
+
+def test_a_class_with_few_images_has_given_up_none():
+    learner, labels, found = make(30), skewed(), 0
+    for start in range(0, 400, 10):
+        offer(learner, labels[start : start + 10], start)
+        passed = labels[: start + 10].bincount(minlength=40)
+        counts = learner.memory.contents()[1].bincount(minlength=40)
+        few = counts < counts.max() - 1
+        assert torch.equal(counts[few], passed[few])
+        found += int(counts[few].sum())
+    assert found > 100
 
 
 def test_an_imbalanced_stream_gives_a_balanced_memory():
@@ -125,30 +146,36 @@ def test_each_image_of_a_full_class_is_as_likely_to_stay():
     assert early == pytest.approx(6 / 70, abs=0.02)
 
 
-def test_counters_grow_before_a_step_is_recorded():
+def test_limits_grow_before_a_step_is_recorded():
     learner = make(10)
-    offer(learner, torch.tensor([0, 1]), 0)
-    before = learner.signature(10)
+    for start in range(0, 30, 2):
+        offer(learner, torch.tensor([0, 1]), start)
+    before, limits = learner.signature(10), learner.update.limit[:2].tolist()
+    assert max(limits) < 1
     learner.reserve(40)
     assert learner.signature(10) != before
-    assert len(learner.update.seen) == len(learner.met) >= 40
-    assert learner.update.seen[:2].tolist() == [1, 1]
+    assert len(learner.update.limit) == len(learner.met) >= 40
+    assert learner.update.limit[:2].tolist() == limits
+    assert (learner.update.limit[2:] == 1).all()
 
 
 def test_a_forgotten_class_starts_again():
     learner = make(12)
     for start in range(0, 60, 10):
         offer(learner, torch.tensor([0, 1] * 5), start)
-    assert learner.update.full[:2].all()
+    assert (learner.update.limit[:2] < 1).all()
+    keys, labels = learner.update.key.tolist(), learner.memory.labels.tolist()
+    kept = {n: key for n, key, label in zip(numbers_of(learner), keys, labels, strict=False) if label == 1}
     removed = learner.forget(0)
     assert removed == 6
-    assert learner.update.seen[:2].tolist() == [0, 30]
+    assert (learner.update.limit == 1).all()
+    assert (
+        dict(zip(numbers_of(learner), learner.update.key.tolist(), strict=False)) == kept
+    )  # keys went with their images
     for start in range(60, 120, 10):
         offer(learner, torch.tensor([2, 3] * 5), start)
     counts = learner.memory.contents()[1].bincount(minlength=4)
-    assert counts[0] == 0
-    assert counts.sum() == 12
-    assert counts[1:].min() >= 3
+    assert counts.tolist() == [0, 4, 4, 4]
 
 
 @pytest.mark.parametrize("classes", [2, 30])

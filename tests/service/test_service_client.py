@@ -140,6 +140,14 @@ def test_the_client_needs_neither_torch_nor_fastapi() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def test_the_service_itself_needs_no_web_framework() -> None:
+    program = "import sys; import scrlearn.service.core\n"
+    program += (
+        "assert not {'fastapi', 'uvicorn', 'prometheus_client', 'pydantic'} & set(sys.modules), 'too much was imported'"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 # -------------------------------------------------------------------------------------------------------- the command
 
 

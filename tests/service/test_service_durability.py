@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import queue
 import shutil
 import threading
 from pathlib import Path
@@ -459,6 +460,8 @@ def test_other_settings_than_the_states_are_refused(tmp_path: Path) -> None:
         open_service(tmp_path, memory_size=50)
     with pytest.raises(InputError, match=r"encoder.*give it again"):
         Service(tmp_path)
+    with open_service(tmp_path, device="auto", precision="auto", threads=0) as service:
+        assert service.config.precision == "fp32", "what was left to choose stays as it was chosen"
     with pytest.raises(InputError, match="no setting memory_sise"):
         Service(tmp_path / "new", {"memory_sise": 3})
 
@@ -509,7 +512,7 @@ def test_an_error_in_learning_stops_learning_alone(tmp_path: Path, monkeypatch: 
         assert service.worker.counts == {"cat": 5, "dog": 5}, "what was acknowledged is learned after the next start"
 
 
-def test_a_model_that_diverges_does_not_answer(tmp_path: Path) -> None:
+def test_a_model_that_diverges_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_service(tmp_path) as service:
         teach(service, "cat", 5)
         with torch.no_grad():
@@ -521,6 +524,12 @@ def test_a_model_that_diverges_does_not_answer(tmp_path: Path) -> None:
         [answer] = service.ask(images_of("cat", 1)).result(10).answers
         assert answer.label == "cat"
         assert answer.confidence == 1.0
+        waited: queue.Queue = queue.Queue()
+        changed = service.worker._changed
+        wait = changed.wait
+        monkeypatch.setattr(changed, "wait", lambda timeout=None: (waited.put(timeout), wait(timeout)))
+        service.worker.wake()
+        assert waited.get(timeout=10) > 1, "it waits, and does not go round and round"
 
 
 def test_a_copy_shares_nothing_with_the_learner(tmp_path: Path) -> None:

@@ -1,0 +1,453 @@
+"""The parts of scr+, each against an independent computation; and that every method can use those that fit it."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from digit_stream import accuracy, assert_resumes, digits, learn, make, stream
+from scipy.special import log_softmax, softmax
+from test_stream_methods_graph_safe import NoWaiting
+
+from scrlearn.checkpoint import digest
+from scrlearn.classifiers import LinearDiscriminant, NearestClassMean
+from scrlearn.errors import InputError
+from scrlearn.learners import METHODS, make_learner
+from scrlearn.learners.objectives import distillation
+
+PARTS = {
+    "averaging": 0.9,
+    "mirror": True,
+    "cross_entropy_weight": 1.0,
+    "update": "balanced",
+    "momentum": 0.9,
+    "learning_rate": 0.05,
+    "updates_per_batch": 2,
+}
+REPLAYING = ("er", "mir", "a-gem", "gss", "aser", "fine-tune")
+
+
+def plus(**options):
+    return make("scr+", **{"memory_size": 30, "memory_batch": 20, "averaging": 0.9} | options)
+
+
+def many_classes(batches=8):
+    """Batches whose classes soon outnumber the first room of the head."""
+    x, _ = digits(10 * batches)
+    return [(x[10 * i : 10 * i + 10], torch.arange(10) % 5 + 5 * i) for i in range(batches)]
+
+
+# ---------------------------------------------------------------- the preset
+
+
+def test_the_preset_is_scr_and_its_parts():
+    scr, plus_ = METHODS["scr"].parameters(), METHODS["scr+"].parameters()
+    assert {name for name in plus_ if plus_[name] != scr[name]} == PARTS.keys()
+
+
+def test_it_learns():
+    learner = learn(plus(memory_size=60), batches=8)
+    assert accuracy(learner) > 0.7
+    assert accuracy(learner, "softmax") > 0.4
+    counts = learner.memory.contents()[1].bincount()
+    assert counts.max() - counts.min() <= 1
+
+
+@pytest.mark.parametrize("place", [(0, 1), (1, 2)])
+def test_resumes(place):
+    options = {"distillation_weight": 0.5, "review": True, "classifier": "combined", "memory_size": 110}
+    assert_resumes(lambda: plus(**options), *place, batches=6)
+
+
+def test_resumes_while_the_head_grows():
+    batches = many_classes()
+    whole = plus()
+    for x, y in batches[:2]:
+        whole.learn(x, y)
+    resumed = plus()
+    resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
+    for x, y in batches[2:]:
+        whole.learn(x, y)
+        resumed.learn(x, y)
+    assert whole.network.head.capacity > 16
+    assert digest(whole.state_dict()) == digest(resumed.state_dict())
+
+
+def test_room_made_ahead_changes_nothing():
+    growing, roomy = plus(), plus()
+    roomy.reserve(60)
+    for x, y in many_classes():
+        growing.learn(x, y)
+        roomy.learn(x, y)
+    rows = growing.num_classes
+    for one, other in ((growing.network, roomy.network), (growing.average, roomy.average)):
+        torch.testing.assert_close(one.head.weight[:rows], other.head.weight[:rows])
+        torch.testing.assert_close(one.head.bias[:rows], other.head.bias[:rows])
+        torch.testing.assert_close(one.encoder.state_dict(), other.encoder.state_dict())
+
+
+# ---------------------------------------------------------------- averaged weights
+
+
+class Snapshots:
+    """What the network looked like after every step."""
+
+    def __init__(self, learner):
+        self.states, step = [copy.deepcopy(learner.network.state_dict())], learner.descend
+
+        def descend(gradient, scale=1.0):
+            step(gradient, scale)
+            self.states.append(copy.deepcopy(learner.network.state_dict()))
+
+        learner.descend = descend
+
+    def average(self, decay, name):
+        value = self.states[0][name].double()
+        for t, state in enumerate(self.states[1:], 1):
+            share = min(decay, (1 + t) / (10 + t))
+            value = share * value + (1 - share) * state[name].double()
+        return value
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("er", {}),
+        ("scr", {"memory_batch": 20, "updates_per_batch": 2, "cross_entropy_weight": 0.5}),
+        ("lwf", {}),
+        ("icarl", {}),
+        ("er", {"review": True, "memory_size": 110, "classes_ahead": 12}),
+    ],
+)
+def test_the_average_is_the_running_mean_of_every_step(method, options):
+    learner = make(method, averaging=0.6, **{"memory_size": 30} | options)
+    seen = Snapshots(learner)
+    learn(learner, tasks=2, batches=6)
+    assert learner.updates.item() == len(seen.states) - 1 > 10
+    averaged = learner.average.state_dict()
+    for name, tensor in averaged.items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor.double(), seen.average(0.6, name), rtol=1e-4, atol=1e-5)
+        else:  # counters and masks are those of the network
+            assert torch.equal(tensor, learner.network.state_dict()[name])
+    assert averaged["encoder.1.num_batches_tracked"] > 0
+    assert (averaged["encoder.1.running_mean"] != learner.network.state_dict()["encoder.1.running_mean"]).any()
+
+
+def test_the_average_answers():
+    learner = learn(plus())
+    x, _ = digits(20)
+    answers = {name: learner.scores(x, name) for name in ("softmax", "ncm", "combined", "lda")}
+    for weight in learner.weights:
+        weight.data.normal_(generator=torch.Generator().manual_seed(0))
+    learner._changed()
+    for name, scores in answers.items():
+        assert torch.equal(learner.scores(x, name), scores), name
+
+
+def test_a_class_met_before_the_first_step_can_be_answered():
+    learner = plus()
+    x, y = next(stream())[0]
+    learner.learn(x, y)  # only stored: there is no memory to train with yet
+    assert learner.updates.item() == 0
+    assert learner.scores(x, "softmax")[:, :2].isfinite().all()
+
+
+def test_a_forgotten_class_is_forgotten_by_the_average_too():
+    learner = learn(plus())
+    learner.forget(1)
+    assert not learner.average.head.active[1]
+    assert learner.scores(digits(5)[0], "softmax")[:, 1].eq(-torch.inf).all()
+
+
+# ---------------------------------------------------------------- mirror images
+
+
+@pytest.mark.parametrize("averaging", [0.0, 0.9])
+def test_mirrored_features_are_the_mean_of_two(averaging):
+    mirrored = learn(make("er", memory_size=30, mirror=True, averaging=averaging))
+    plain = learn(make("er", memory_size=30, averaging=averaging))
+    x, _ = digits(20)
+    features = (plain.features(x) + plain.features(x.flip(-1))) / 2
+    torch.testing.assert_close(mirrored.features(x), features)
+    torch.testing.assert_close(mirrored.features(x), mirrored.features(x.flip(-1)))
+    torch.testing.assert_close(mirrored.embed(x), F.normalize(features, dim=1))
+    logits = (plain.scores(x, "softmax") + plain.scores(x.flip(-1), "softmax")) / 2
+    torch.testing.assert_close(mirrored.scores(x, "softmax"), logits)
+    images, labels = plain.memory.contents()
+    stored = (plain.features(images) + plain.features(images.flip(-1))) / 2
+    expected = NearestClassMean.fit(stored, labels, plain.num_classes).scores(features)
+    torch.testing.assert_close(mirrored.scores(x, "ncm"), expected)
+
+
+# ---------------------------------------------------------------- momentum
+
+
+@pytest.mark.parametrize("review", [False, True])
+def test_momentum_is_that_of_torch(review):
+    """A tenth of the gradient joins the velocity in a review; the velocity itself is not shortened."""
+    learner = make("er", memory_size=110, momentum=0.9, learning_rate=0.02, review=review)
+    twin = [w.detach().clone().requires_grad_() for w in learner.weights]
+    optimiser, step, scales = torch.optim.SGD(twin, lr=0.02, momentum=0.9), learner.descend, []
+
+    def descend(gradient, scale=1.0):
+        for weight, g in zip(twin, gradient, strict=True):
+            weight.grad = g * scale
+        optimiser.step()
+        scales.append(scale)
+        step(gradient, scale)
+
+    learner.descend = descend
+    learn(learner, tasks=2, batches=6)
+    assert scales.count(0.1) == (1 if review else 0)  # 120 images, one batch of 100 after the second task
+    for ours, theirs in zip(learner.weights, twin, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+# ---------------------------------------------------------------- several steps a batch
+
+
+@pytest.mark.parametrize("method", [*REPLAYING, "scr"])
+def test_several_steps_but_one_memory_update(method):
+    learner = make(method, memory_size=40, memory_batch=10, updates_per_batch=3)
+    drawn, offered, retrieve, update = [], [], learner.retrieve, learner.update
+
+    class Watching(type(retrieve)):
+        def __call__(self, *arguments, **more):
+            images, labels = super().__call__(*arguments, **more)
+            drawn.append(images)
+            return images, labels
+
+    class Keeping(type(update)):
+        def __call__(self, learner, x, y):
+            offered.append(len(x))
+            super().__call__(learner, x, y)
+
+    retrieve.__class__, update.__class__ = Watching, Keeping
+    seen, batches = Snapshots(learner), [batch for task in stream(tasks=1, batches=6) for batch in task]
+    learner.end_task()  # A-GEM looks at its memory from the second task on
+    for x, y in batches:
+        learner.learn(x, y)
+    first = 0 if learner.objective.needs_memory else 3
+    assert len(seen.states) - 1 == first + 3 * 5
+    assert offered == [10] * 6
+    assert learner.memory.seen.item() == 60
+    if method != "fine-tune":
+        assert len(drawn) == 3 * 5
+        assert not torch.equal(drawn[-1], drawn[-2])
+
+
+# ---------------------------------------------------------------- classifiers
+
+
+def test_the_combined_classifier_adds_log_probabilities():
+    learner = learn(plus(classifier="combined", memory_size=12), tasks=4)
+    x, _ = digits(30)
+    logits, cosines = learner.scores(x, "softmax").numpy(), learner.scores(x, "ncm").numpy()
+    expected = log_softmax(logits, axis=1) + log_softmax(cosines / 0.1, axis=1)
+    np.testing.assert_allclose(learner.scores(x), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(learner.probabilities(x), softmax(expected, axis=1), rtol=1e-3, atol=1e-5)
+
+
+def test_a_class_that_one_of_the_two_does_not_know_is_not_predicted():
+    learner = learn(plus(classifier="combined", update="reservoir", memory_size=3, memory_batch=3), tasks=4)
+    missing = [c for c in range(learner.num_classes) if c not in learner.memory.contents()[1]]
+    assert missing
+    with pytest.warns(UserWarning, match="no image in memory"):
+        scores = learner.scores(digits(10)[0])
+    assert scores[:, missing].eq(-torch.inf).all()
+    assert scores.isfinite().any(1).all()
+
+
+def test_the_lda_classifier_is_fitted_to_the_memory_once_after_each_change(monkeypatch):
+    learner, calls, fit = learn(plus(classifier="lda")), [], LinearDiscriminant.fit
+    monkeypatch.setattr(LinearDiscriminant, "fit", lambda *given: calls.append(1) or fit(*given))
+    x, y = digits(10)
+    images, labels = learner.memory.contents()
+    expected = fit(learner.features(images), labels, learner.num_classes).scores(learner.features(x))
+    for _ in range(3):
+        assert torch.equal(learner.scores(x), expected)
+    assert len(calls) == 1
+    learner.learn(x, y % 6)
+    assert not torch.equal(learner.scores(x), expected)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "classifier", "measured"),
+    [
+        ("er", "ncm", {"softmax", "ncm"}),
+        ("er", "combined", {"softmax", "ncm", "combined", "lda"}),
+        ("scr", "ncm", {"ncm"}),
+        ("scr", "lda", {"ncm", "lda"}),
+        ("scr", "combined", {"softmax", "ncm", "combined", "lda"}),
+    ],
+)
+def test_which_classifiers_are_measured(method, classifier, measured):
+    assert set(make(method, classifier=classifier, memory_size=20).classifiers) == measured
+
+
+@pytest.mark.parametrize(("classifier", "message"), [("lda", "memory_size > 0"), ("combined", "memory_size > 0")])
+def test_classifiers_that_need_a_memory_say_so(classifier, message):
+    learner = make("fine-tune", memory_size=0, prototypes="memory")
+    with pytest.raises(InputError, match=message):
+        learner.scores(digits(2)[0], classifier)
+
+
+def test_without_a_head_there_is_nothing_to_combine():
+    with pytest.raises(InputError, match='no softmax head: build it with classifier="combined"'):
+        make("scr", memory_size=20).scores(digits(2)[0], "combined")
+
+
+# ---------------------------------------------------------------- distillation
+
+
+@pytest.mark.parametrize("method", ["er", "scr+"])
+def test_distillation_weighs_images_by_what_the_average_knows(method):
+    learner = learn(make(method, memory_size=30, averaging=0.9, mirror=False))
+    x, y = next(iter(list(stream())[2]))
+    logits = learner.network.logits(x)
+    teacher = learner.average.logits(x)[:, :6].detach().double().numpy()
+    student = logits[:, :6].detach().double().numpy()
+    expected = []
+    for t, s, label in zip(teacher, student, y.tolist(), strict=True):
+        p, q = softmax(t / 2), softmax(s / 2)
+        expected.append(softmax(t)[label] * 4 * sum(p * np.log(p / q)))
+    assert distillation(learner, x, y, logits).item() == pytest.approx(np.mean(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["er", "aser", "scr+"])
+def test_distillation_is_one_term_of_the_loss(method):
+    with_it, without = (make(method, memory_size=30, averaging=0.9, distillation_weight=w) for w in (0.7, 0.0))
+    for learner in (with_it, without):
+        learn(learner, tasks=1, batches=2)
+    without.load_state_dict(copy.deepcopy(with_it.state_dict()))
+    x, y = next(iter(list(stream())[1]))
+    for learner in (with_it, without):
+        learner.reserve(4)
+        for head in learner._heads():
+            head.meet(y)
+        learner.set_training(False)
+    state = with_it.generator.get_state()
+    loss, plain = with_it.objective.loss(with_it, x, y), without.objective.loss(without, x, y)
+    term = distillation(with_it, x, y, with_it.network.logits(x))
+    assert torch.equal(state, with_it.generator.get_state()) == (method != "scr+")
+    torch.testing.assert_close(loss - plain, 0.7 * term, rtol=1e-3, atol=1e-5)
+    assert term > 0
+    gradient = with_it.gradient(term)
+    assert any(g.any() for g in gradient)
+    assert not any(w.requires_grad for w in with_it.average.parameters())
+
+
+# ---------------------------------------------------------------- every method
+
+
+@pytest.mark.filterwarnings("ignore:.*have no image in memory")
+@pytest.mark.parametrize("method", [*REPLAYING, "lwf", "ewc++"])
+def test_every_method_with_a_memory_takes_the_parts_that_fit_it(method):
+    options = {"averaging": 0.9, "mirror": True, "update": "balanced", "momentum": 0.5, "learning_rate": 0.02}
+    assert_resumes(lambda: make(method, memory_size=20, **options), 1, 2)
+    learner = learn(make(method, memory_size=20, **options))
+    counts = learner.memory.contents()[1].bincount()
+    assert counts.max() - counts.min() <= 1
+    assert learner.average is not None
+
+
+def test_icarl_takes_averaging_and_mirror():
+    assert_resumes(lambda: make("icarl", memory_size=20, averaging=0.9, mirror=True), 1, 2)
+
+
+@pytest.mark.parametrize("update", ["balanced", "gss", "herding", "aser"])
+def test_lwf_keeps_images_by_any_policy(update):
+    learner = learn(make("lwf", memory_size=20, update=update))
+    assert learner.memory.size == 20
+    assert accuracy(learner, "ncm") > 0.3
+    removed = (learner.memory.contents()[1] == 0).sum()
+    assert learner.forget(0) == removed
+
+
+# ---------------------------------------------------------------- width
+
+
+def test_the_wide_encoder_is_the_full_resnet18():
+    learner = make_learner("scr+", image_shape=(3, 32, 32), width=64, memory_size=10, device="cpu")
+    assert learner.feature_length == 512
+    assert sum(w.numel() for w in learner.network.encoder.parameters()) == 11_168_832  # ResNet18 without its last layer
+    usual = make_learner("scr+", image_shape=(3, 32, 32), memory_size=10, device="cpu")
+    assert usual.feature_length == 160
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("er", {"distillation_weight": 1.0}, "give averaging"),
+        ("scr", {"distillation_weight": 1.0, "averaging": 0.9}, "give cross_entropy_weight"),
+        ("er", {"distillation_weight": -1.0, "averaging": 0.9}, "distillation_weight is -1.0"),
+        ("scr", {"cross_entropy_weight": -0.1}, "cross_entropy_weight is -0.1"),
+        ("scr", {"averaging": 1.0}, "averaging is 1.0"),
+        ("scr", {"width": 64}, "another one was given"),
+        ("scr", {"width": 0, "encoder": None}, "width is 0"),
+        ("scr", {"classifier": "ldr"}, 'Did you mean "lda"'),
+        ("scr", {"updates_per_batch": 0}, "updates_per_batch is 0"),
+    ],
+)
+def test_mistakes_are_told(method, options, message):
+    with pytest.raises(InputError, match=message):
+        make(method, memory_size=20, **options)
+
+
+# ---------------------------------------------------------------- graphs
+
+
+def graph_tasks():
+    random = torch.Generator().manual_seed(0)
+    for task in range(2):
+        x = torch.randint(0, 256, (6, 10, 1, 8, 8), dtype=torch.uint8, generator=random)
+        y = torch.randint(12 * task, 12 * task + 12, (6, 10), generator=random)  # the head grows on the way
+        yield list(zip(x, y, strict=True))
+
+
+def test_steps_never_wait_for_the_device():
+    learner = plus(distillation_weight=1.0, memory_size=25)
+    assert learner.graph_safe
+    for task in graph_tasks():
+        for x, y in task:
+            learner.reserve(int(y.max()) + 1)
+            learner.set_training(True)
+            learner.signature(len(x))
+            with NoWaiting():
+                learner.step(x, y)
+            learner.advance(len(x))
+        learner.end_task()
+        learner.set_training(False)
+        with NoWaiting(), torch.no_grad():
+            learner.look(x)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("options", [{}, {"distillation_weight": 1.0, "review": True}, {"width": 64}])
+def test_a_recorded_step_gives_the_same_bits(options, precision):
+    from scrlearn.engine import GraphRunner
+
+    given = {"memory_size": 110, "memory_batch": 20, "classifier": "combined", "device": "cuda", "precision": precision}
+    learners = [make_learner("scr+", image_shape=(1, 8, 8), **given | options) for _ in range(2)]
+    learners[1].runner = GraphRunner(learners[1])
+    answers = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for learner in learners:
+            for task in graph_tasks():
+                for x, y in task * 3:
+                    learner.learn(x, y)
+                learner.end_task()
+            answers.append({name: learner.scores(x, name) for name in learner.classifiers})
+            torch.cuda.synchronize()
+    assert digest(learners[0].state_dict()) == digest(learners[1].state_dict())
+    assert learners[1].runner.recordings
+    assert all(torch.equal(answers[0][name], answers[1][name]) for name in ("softmax", "ncm", "combined", "lda"))

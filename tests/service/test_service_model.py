@@ -1,0 +1,249 @@
+"""The copies that answer: as the classifier does, with thresholds, a map, and questions taken together."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from service_tools import CONFIG, images_of, open_service, teach
+from tiny_encoder import tiny
+
+from scrlearn.errors import InputError
+from scrlearn.service.answers import Answerer
+from scrlearn.service.encoders import make_encoder
+from scrlearn.service.journal import Item
+from scrlearn.service.model import (
+    FEW,
+    ROUNDING,
+    Cartographer,
+    Replica,
+    ServedClassifier,
+    directions,
+    make_model,
+    thresholds,
+)
+from scrlearn.service.problems import Problem
+from scrlearn.service.settings import ModelConfig
+
+SHAPE = (1, 8, 8)
+
+
+def taught(*labels: str, count: int = 12, **config: object) -> ServedClassifier:
+    model = make_model(ModelConfig(**{**CONFIG, **config}), tiny())
+    for label in labels:
+        images = images_of(label, count)
+        for start in range(0, count, 10):
+            model.learn([Item("image", label, bytes(image.numpy())) for image in images[start : start + 10]], SHAPE)
+    return model
+
+
+@pytest.mark.parametrize("classifier", ["ncm", "softmax"])
+def test_a_copy_answers_as_the_classifier_does(classifier: str) -> None:
+    model = taught("cat", "dog", "owl", classifier=classifier)
+    replica = Replica(model, 36)
+    asked = torch.cat([images_of(label, 3, start=100) for label in ("owl", "cat", "fox")])
+    answers = replica.answer(asked, neighbours=4)
+    assert [answer.classes[0].label for answer in answers] == model.predict(asked).tolist()
+    columns = model.classes_.tolist()
+    for answer, row in zip(answers, model.predict_proba(asked), strict=True):
+        assert {near.label for near in answer.classes} == {*columns}
+        for near in answer.classes:
+            assert near.confidence == pytest.approx(row[columns.index(near.label)], abs=1e-5)
+    expected = model.nearest(asked, k=4)
+    assert [[n.slot for n in answer.neighbours] for answer in answers] == expected.indices.tolist()
+    found = [[n.distance for n in answer.neighbours] for answer in answers]
+    assert np.allclose(found, expected.distances, atol=1e-5)
+    stored = model.memory_
+    assert [replica.name(slot) for slot in range(36)] == stored.labels.tolist()
+
+
+def test_distances_are_to_the_prototypes() -> None:
+    model = taught("cat", "dog")
+    replica = Replica(model, 24)
+    [answer] = replica.answer(images_of("cat", 1))
+    stored = model.memory_
+    features = model.embed(stored.images)
+    for near in answer.classes:
+        mean = features[stored.labels == near.label].mean(0)
+        mean /= np.linalg.norm(mean)
+        assert near.distance == pytest.approx(np.linalg.norm(model.embed(images_of("cat", 1))[0] - mean), abs=1e-4)
+
+
+def test_thresholds_leave_each_image_out() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = F.normalize(torch.randn(40, 6, generator=generator), dim=1)
+    labels = torch.tensor([0] * 20 + [1] * 15 + [3] * 3 + [4] * 2)
+    distances: dict[int, list[float]] = {}
+    for i in range(40):
+        others = [j for j in range(40) if labels[j] == labels[i] and j != i]
+        prototype = F.normalize(features[others].sum(0), dim=0)
+        distances.setdefault(int(labels[i]), []).append(float((features[i] - prototype).norm()))
+    found = thresholds(features, labels, 5, 0.8)
+    everything = np.quantile(np.concatenate(list(distances.values())), 0.8) + ROUNDING
+    for number in range(5):
+        few = len(distances.get(number, [])) < FEW
+        expected = everything if few else np.quantile(distances[number], 0.8) + ROUNDING
+        assert float(found[number]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_single_image_of_each_class_sets_no_threshold() -> None:
+    assert torch.isinf(thresholds(torch.eye(3), torch.tensor([0, 1, 2]), 3, 0.95)).all()
+    replica = Replica(taught("cat", "dog", count=1), 2)
+    answers = replica.answer(images_of("fox", 2))
+    assert all(answer.label in ("cat", "dog") for answer in answers)
+    assert answers[0].classes[0].threshold is None
+
+
+def test_most_stored_images_are_known() -> None:
+    model = taught("cat", "dog", "owl", count=13)
+    stored = torch.from_numpy(model.memory_.images).permute(0, 3, 1, 2)
+    known = [answer.label is not None for answer in Replica(model, 39, quantile=0.95).answer(stored)]
+    assert np.mean(known) >= 0.95
+
+
+def test_a_class_without_stored_images_is_not_near() -> None:
+    """A memory of one image cannot hold both classes."""
+    model = taught("cat", "dog", memory_size=1)
+    replica = Replica(model, 24)
+    assert sorted(replica.counts().values()) == [0, 1]
+    [answer] = replica.answer(images_of("cat", 1))
+    [there] = [label for label, count in replica.counts().items() if count]
+    assert answer.classes[0].label == there
+    assert [near.distance is None for near in answer.classes] == [False, True]
+    assert answer.classes[1].confidence == 0
+
+
+# ------------------------------------------------------------------------------------------------------------ the map
+
+
+def test_directions_are_the_main_ones() -> None:
+    points = np.random.default_rng(0).normal(size=(500, 5)) * [5, 3, 1, 0.5, 0.1]
+    points -= points.mean(0)
+    basis, explained = directions(points.T @ points, None)
+    _, singular, rows = np.linalg.svd(points)
+    assert np.allclose(np.abs(basis.T), np.abs(rows[:2]), atol=1e-8)
+    assert explained == pytest.approx((singular[:2] ** 2).sum() / (singular**2).sum())
+
+
+def test_the_map_turns_back_to_where_it_was() -> None:
+    """When two directions change places, or turn round, the points stay."""
+    before, _ = directions(np.diag([9.1, 9.0, 1.0, 0.5]), None)
+    now = np.diag([9.0, 9.1, 1.0, 0.5])  # the second direction is the first one now
+    alone, _ = directions(now, None)
+    after, _ = directions(now, before)
+    assert np.abs(alone - before).max() == 1
+    assert np.allclose(after, before)
+    assert np.allclose(directions(now, -before)[0], -before)
+
+
+def test_one_feature_makes_a_line() -> None:
+    basis, explained = directions(np.array([[2.0]]), None)
+    assert basis.tolist() == [[1.0, 0.0]]
+    assert explained == 1
+
+
+def test_a_map_is_drawn_once_for_each_copy() -> None:
+    model = taught("cat", "dog")
+    cartographer = Cartographer()
+    first = Replica(model, 24)
+    drawn = cartographer.draw(first)
+    assert cartographer.draw(first) is drawn
+    assert cartographer.draw(Replica(model, 25)) is not drawn
+    assert np.allclose(cartographer.draw(Replica(model, 26)).points, drawn.points), "the same features, the same places"
+
+
+# ----------------------------------------------------------------------------------------------------- asked together
+
+
+class _Slow:
+    """A copy that answers when it is told to, and remembers how much it was asked at once."""
+
+    def __init__(self) -> None:
+        self.go, self.asked = threading.Event(), threading.Event()
+        self.batches: list[int] = []
+
+    def answer(self, images: torch.Tensor, neighbours: int) -> list[object]:
+        self.asked.set()
+        self.go.wait(20)
+        self.batches.append(len(images))
+        return Replica(make_model(ModelConfig(**CONFIG), tiny()), 0).answer(images)
+
+
+def test_questions_are_answered_together() -> None:
+    slow = _Slow()
+    answerer = Answerer(lambda: slow, most=100, batch=8)  # type: ignore[arg-type, return-value]
+    first = answerer.ask(images_of("cat", 1))
+    assert slow.asked.wait(20)
+    futures = [answerer.ask(images_of("cat", 3)) for _ in range(5)]
+    assert answerer.waiting == 15
+    gone = answerer.ask(images_of("cat", 1))
+    assert gone.cancel()
+    slow.go.set()
+    assert [len(future.result(20).answers) for future in (first, *futures)] == [1, 3, 3, 3, 3, 3]
+    answerer.stop()
+    assert slow.batches == [1, 6, 6, 3]
+    assert answerer.answered == 16
+    with pytest.raises(Problem, match="being stopped"):
+        answerer.ask(images_of("cat", 1))
+
+
+def test_one_large_question_is_taken_when_nothing_waits() -> None:
+    with_replica = Replica(make_model(ModelConfig(**CONFIG), tiny()), 0)
+    answerer = Answerer(lambda: with_replica, most=4, batch=4)
+    assert len(answerer.ask(images_of("cat", 20)).result(20).answers) == 20
+    answerer.stop()
+
+
+# ----------------------------------------------------------------------------------------------------------- the rest
+
+
+def test_images_of_another_shape_are_refused(tmp_path: Path) -> None:
+    with open_service(tmp_path) as service:
+        with pytest.raises(InputError, match="shape"):
+            service.learn(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), ["cat"])
+        with pytest.raises(InputError, match="uint8"):
+            service.learn(torch.zeros(1, 1, 8, 8), ["cat"])
+        with pytest.raises(Problem, match="1 images but 2 labels"):
+            service.learn(images_of("cat", 1), ["cat", "dog"])
+
+
+def test_after_the_end_nothing_is_accepted(tmp_path: Path) -> None:
+    service = open_service(tmp_path)
+    teach(service, "cat", 1)
+    service.close()
+    with pytest.raises(Problem, match="being stopped"):
+        service.learn(images_of("cat", 1), ["cat"])
+
+
+def test_whoever_waits_is_let_go(tmp_path: Path) -> None:
+    with open_service(tmp_path) as service:
+        waiting = service.worker.when_published(100)
+        service.release()
+        assert waiting.result(10) is False
+
+
+def test_encoders_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    encoder = make_encoder(ModelConfig(encoder="tiny_encoder:tiny"))
+    assert encoder is not None
+    assert encoder(torch.zeros(2, 1, 8, 8)).shape == (2, 16)
+    for name, said in {
+        "tiny_encoder:nothing": "nothing",
+        "no_such_module:x": "no_such_module",
+        "os:getcwd": "gave a str",
+        ":x": "no encoder",
+    }.items():
+        with pytest.raises(InputError, match=said):
+            make_encoder(ModelConfig(encoder=name))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("channels", 2), ("memory_size", 0), ("image_size", 1.5), ("seed", -1), ("batch_size", True)]
+)
+def test_settings_are_checked(field: str, value: object) -> None:
+    with pytest.raises(InputError, match=field):
+        ModelConfig(**{field: value})
