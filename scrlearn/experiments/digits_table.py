@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scrlearn.data import load
-from scrlearn.evaluation import Interval, interval
+from scrlearn.evaluation import Interval
 from scrlearn.experiments.config import RunConfig
 from scrlearn.experiments.result import Result, readable_json, summary
 from scrlearn.experiments.runner import run
@@ -106,7 +106,6 @@ def _figures(runs: list[Result]) -> dict[str, Any]:
     return {
         "options": runs[0].method_options,
         "memory_use": runs[0].memory_use,
-        "seconds_per_run": round(interval([run.seconds["total"] for run in runs]).mean, 2),
         "by_classifier": {
             classifier: {
                 name: {
@@ -133,8 +132,8 @@ def markdown(results: Results, command: str) -> str:
         f"with {about['memory_size']} images remembered. {about['dataset']}. Softmax and nearest class mean answer "
         "from the same run.",
         "",
-        "| method | softmax | nearest class mean | the memory is | seconds for a run |",
-        "|---|---:|---:|---|---:|",
+        "| method | softmax | nearest class mean | the memory is |",
+        "|---|---:|---:|---|",
         *(_line(method, list(runs)) for method, runs in results.items()),
         "",
         "One class in ten is 10.0; knowing the last task alone, 20.0. The softmax layer of `scr` is a probe: trained "
@@ -142,7 +141,7 @@ def markdown(results: Results, command: str) -> str:
         "",
         f"Made on {about['date']} by `{command}`. "
         f"Versions: {', '.join(f'{name} {version}' for name, version in about['versions'].items())}. "
-        f"Machine: {machine['name']}, {machine['cores']} cores, {machine['threads']} threads, {machine['precision']}.",
+        f"Machine: {machine['name']}, {machine['cores']} cores, threads: {machine['threads']}, {machine['precision']}.",
         "",
     ]
     return "\n".join(lines)
@@ -154,9 +153,8 @@ def _line(method: str, runs: list[Result]) -> str:
     for classifier in ("softmax", "ncm"):
         value = figures[classifier]["average_accuracy"] if classifier in figures else None
         cells.append("" if value is None else value.format() if value.n > 1 else f"{100 * value.mean:.1f}")
-    seconds = interval([run.seconds["total"] for run in runs]).mean
     kept = "all images" if method == "offline" else runs[0].memory_use
-    return f"| {' | '.join([*cells, kept, f'{seconds:.1f}'])} |"
+    return f"| {' | '.join([*cells, kept])} |"
 
 
 def write(results: Results, folder: str | os.PathLike[str], command: str) -> None:

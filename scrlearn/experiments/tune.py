@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import shlex
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ Space = Mapping[str, Sequence[Any]]
 HOLDOUT = 0.1
 FIRST_SEED = 1000  # published figures have the seeds from 0 on, which no choice shall have seen
 REPEATS = 20  # proposals that were tried already, before another one is drawn at random
+PRUNE_FROM = 5  # trials before the first one may be given up
 
 _STEPS = {"learning_rate": (0.02, 0.05, 0.1, 0.2), "momentum": (0.0, 0.9)}
 _REPLAY = {**_STEPS, "memory_batch": (10, 20, 50, 100)}
@@ -255,27 +257,24 @@ def tune(
 
 def _try(book: Book, dataset: Dataset, parallel: int | None, watcher: Watcher) -> Trial:
     """Run one trial with all its seeds."""
-    asked, values = book.ask()
-    config, begin = with_values(book.config, values), time.monotonic()
+    values, begin = book.propose(), time.monotonic()
     watcher.started(len(book.trials()), values)
+    config, pruned = with_values(book.config, values), False
     accuracies: list[float] = []
     by_classifier: dict[str, list[float]] = {}
-    pruned = False
-    try:
-        for seeds in book.groups():
-            results = run_seeds(
-                config, seeds, dataset=dataset, pictures=False, parallel=parallel, progress=watcher.progress
-            )
-            for result in results:
-                accuracies.append(_number(result.average_accuracy))
-                for name, figures in result.by_classifier.items():
-                    by_classifier.setdefault(name, []).append(_number(figures["average_accuracy"]))
-            if pruned := len(accuracies) < len(book.seeds) and book.gives_up(asked, accuracies[0]):
-                break
-    except BaseException:
-        book.fail(asked)
-        raise
-    return book.keep(asked, accuracies, by_classifier, time.monotonic() - begin, pruned)
+    for seeds in book.groups():
+        if pruned := bool(accuracies) and book.gives_up(accuracies[0]):
+            break
+        results = run_seeds(
+            config, seeds, dataset=dataset, pictures=False, parallel=parallel, progress=watcher.progress
+        )
+        for result in results:
+            accuracies.append(_number(result.average_accuracy))
+            for name, figures in result.by_classifier.items():
+                by_classifier.setdefault(name, []).append(_number(figures["average_accuracy"]))
+    trial = Trial(len(book.trials()), values, tuple(accuracies), by_classifier, time.monotonic() - begin, pruned)
+    book.keep(trial)
+    return trial
 
 
 def _number(accuracy: float | None) -> float:
@@ -329,6 +328,8 @@ def _require_optuna() -> Any:
 class Book:
     """The study of one search in its SQLite file: proposes values, and keeps what came out.
 
+    Only finished trials are written down, so one that was killed leaves no trace.
+
     Parameters
     ----------
     path
@@ -343,6 +344,8 @@ class Book:
         self.optuna = _require_optuna()
         self.path, self.config, self.space, self.seeds = path, config, space, seeds
         self.sampler_seed, self.prune = sampler_seed, prune
+        choice = self.optuna.distributions.CategoricalDistribution
+        self.distributions = {name: choice(list(values)) for name, values in space.items()}
         about = {
             "run": {name: value for name, value in identity(config).items() if name != "seed"},
             "space": {name: list(values) for name, values in space.items()},
@@ -350,71 +353,56 @@ class Book:
             "sampler_seed": sampler_seed,
             "prune": prune,
         }
-        if path.is_dir():
-            raise InputError(f'"{path}" is a folder; the study is one file, such as {path / "tuning.db"}.')
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self.study = self.optuna.create_study(
-                storage=f"sqlite:///{path.resolve()}",
-                study_name=f"{config.method} on {config.dataset}, {digest(about)[:12]}",
-                direction="maximize",
-                pruner=self.optuna.pruners.MedianPruner(n_startup_trials=5),
-                load_if_exists=True,
-            )
-            self.study.set_user_attr("about", canonical_json(about))
-        except Exception as error:  # SQLAlchemy's errors have no common base with ours
-            raise InputError(f'"{path}" cannot be used as a study: {error}') from error
-        self.distributions = {
-            name: self.optuna.distributions.CategoricalDistribution(list(values)) for name, values in space.items()
-        }
+        self.study = self._open(f"{config.method} on {config.dataset}, {digest(about)[:12]}")
+        self.study.set_user_attr("about", canonical_json(about))
 
-    @property
-    def size(self) -> int:
-        """How many choices there are."""
-        return math.prod(len(values) for values in self.space.values())
+    def _open(self, name: str) -> Any:
+        if self.path.is_dir():
+            raise InputError(f'"{self.path}" is a folder; the study is one file, such as {self.path / "tuning.db"}.')
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        storage = f"sqlite:///{self.path.resolve()}"
+        try:
+            return self.optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
+        except Exception as error:  # SQLAlchemy's errors have no common base with ours
+            raise InputError(f'"{self.path}" cannot be used as a study: {error}') from error
 
     @property
     def exhausted(self) -> bool:
         """Whether every choice has been tried."""
-        return len(self.trials()) == self.size
+        return len(self.trials()) == math.prod(len(values) for values in self.space.values())
 
     def groups(self) -> list[list[int]]:
         """Seeds that run together, one group after the other."""
         return [self.seeds[:1], self.seeds[1:]] if self.prune and len(self.seeds) > 1 else [self.seeds]
 
     def trials(self) -> list[Trial]:
-        """What was tried, each choice once, in order."""
-        states = self.optuna.trial.TrialState
-        found: dict[str, Trial] = {}
-        for kept in self.study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED)):
-            about = kept.user_attrs
-            if "accuracies" in about and (key := canonical_json(kept.params)) not in found:
-                found[key] = Trial(
-                    len(found),
-                    {name: kept.params[name] for name in self.space},
-                    tuple(about["accuracies"]),
-                    about["by_classifier"],
-                    about["seconds"],
-                    kept.state == states.PRUNED,
-                )
-        return list(found.values())
+        """What was tried, in order."""
+        return [
+            Trial(
+                number,
+                {name: kept.params[name] for name in self.space},
+                tuple(kept.user_attrs["accuracies"]),
+                kept.user_attrs["by_classifier"],
+                kept.user_attrs["seconds"],
+                kept.user_attrs["pruned"],
+            )
+            for number, kept in enumerate(self.study.get_trials(deepcopy=False))
+        ]
 
-    def ask(self) -> tuple[Any, Values]:
+    def propose(self) -> Values:
         """A choice that was not tried yet. What it is depends on the trials there are and on the seed alone."""
         tried = {canonical_json(trial.values) for trial in self.trials()}
         if not tried and (usual := self._defaults()) is not None:
-            self.study.enqueue_trial(usual)
-        for attempt in itertools.count():
-            seed = derived_seed(self.sampler_seed, "tune", len(tried), attempt)
-            self.study.sampler = self.optuna.samplers.TPESampler(seed=seed % 2**32, constant_liar=False)
-            if attempt >= REPEATS:
-                self.study.enqueue_trial(self._untried(tried, seed))
-            asked = self.study.ask(self.distributions)
-            values = {name: asked.params[name] for name in self.space}
-            if canonical_json(values) not in tried:
-                return asked, values
-            self.fail(asked)
-        raise AssertionError("counted to infinity")
+            return usual
+        advisor = self.optuna.create_study(direction="maximize")  # a copy: what is only proposed is not written down
+        advisor.add_trials(self.study.get_trials(deepcopy=False))
+        for attempt in range(REPEATS):
+            seed = derived_seed(self.sampler_seed, "tune", len(tried), attempt) % 2**32
+            advisor.sampler = self.optuna.samplers.TPESampler(seed=seed, constant_liar=False)
+            proposed = advisor.ask(self.distributions).params
+            if canonical_json(proposed) not in tried:
+                return {name: proposed[name] for name in self.space}
+        return self._untried(tried)
 
     def _defaults(self) -> Values | None:
         """The method as it stands, where all of it is in the space."""
@@ -423,36 +411,39 @@ class Book:
         usual = {name: known[name] for name in self.space}
         return usual if all(usual[name] in values for name, values in self.space.items()) else None
 
-    def _untried(self, tried: set[str], seed: int) -> Values:
+    def _untried(self, tried: set[str]) -> Values:
         """A choice at random out of those not tried."""
         for attempt in itertools.count():
-            numbers = {name: derived_seed(seed, name, attempt) % len(values) for name, values in self.space.items()}
+            seed = derived_seed(self.sampler_seed, "untried", len(tried), attempt)
+            numbers = {name: derived_seed(seed, name) % len(values) for name, values in self.space.items()}
             values = {name: self.space[name][number] for name, number in numbers.items()}
             if canonical_json(values) not in tried:
                 return values
         raise AssertionError("counted to infinity")
 
-    def gives_up(self, asked: Any, accuracy: float) -> bool:
+    def gives_up(self, accuracy: float) -> bool:
         """Whether a trial that begins like this is not worth its other seeds."""
-        asked.report(accuracy, 0)
-        return self.prune and bool(asked.should_prune())
+        firsts = [trial.accuracies[0] for trial in self.trials()]
+        return self.prune and len(firsts) >= PRUNE_FROM and accuracy < statistics.median(firsts)
 
-    def keep(
-        self, asked: Any, accuracies: list[float], by_classifier: dict[str, list[float]], seconds: float, pruned: bool
-    ) -> Trial:
+    def keep(self, trial: Trial) -> None:
         """Write a finished trial down."""
-        asked.set_user_attr("accuracies", accuracies)
-        asked.set_user_attr("by_classifier", by_classifier)
-        asked.set_user_attr("seconds", round(seconds, 3))
-        if pruned:
-            self.study.tell(asked, state=self.optuna.trial.TrialState.PRUNED)
-        else:
-            self.study.tell(asked, sum(accuracies) / len(accuracies))
-        return self.trials()[-1]
-
-    def fail(self, asked: Any) -> None:
-        """A trial that did not come to its end, or was there before, does not count."""
-        self.study.tell(asked, state=self.optuna.trial.TrialState.FAIL)
+        states = self.optuna.trial.TrialState
+        self.study.add_trial(
+            self.optuna.trial.create_trial(
+                state=states.PRUNED if trial.pruned else states.COMPLETE,
+                value=None if trial.pruned else sum(trial.accuracies) / len(trial.accuracies),
+                params=trial.values,
+                distributions=self.distributions,
+                intermediate_values={0: trial.accuracies[0]},
+                user_attrs={
+                    "accuracies": list(trial.accuracies),
+                    "by_classifier": {name: list(values) for name, values in trial.by_classifier.items()},
+                    "seconds": trial.seconds,
+                    "pruned": trial.pruned,
+                },
+            )
+        )
 
 
 # ------------------------------------------------------------------------------------------------------- the command

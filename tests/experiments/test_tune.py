@@ -97,13 +97,16 @@ def test_no_choice_is_run_twice_and_a_small_space_is_tried_whole(measured, tmp_p
     assert found.best.values == {"learning_rate": 0.03, "momentum": 0.0, "memory_batch": 10}
 
 
-def test_it_finds_the_best_of_the_space(measured, tmp_path):
-    found = search(tmp_path, trials=25)
-    assert len(found.trials) == 25
-    assert len({json.dumps(trial.values) for trial in found.trials}) == 25
-    assert found.best.values == {"learning_rate": 0.03, "momentum": 0.0, "memory_batch": 10}
-    assert found.best.interval.mean == pytest.approx(0.8)
-    assert found.best.by_classifier["ncm"] == pytest.approx([0.4, 0.4005, 0.3995], abs=1e-3)
+def test_it_comes_near_the_best_of_the_space(measured, tmp_path):
+    found = search(tmp_path, trials=20)
+    assert len(found.trials) == 20
+    assert len({json.dumps(trial.values) for trial in found.trials}) == 20
+    best = found.best
+    assert best.interval.mean >= 0.75  # the best there is has 0.8, the defaults 0.73
+    assert found.trials[0].interval.mean == pytest.approx(0.73)
+    assert best.by_classifier["ncm"] == pytest.approx([accuracy / 2 for accuracy in best.accuracies])
+    later = [trial.interval.mean for trial in found.trials[10:]]
+    assert sum(later) > sum(trial.interval.mean for trial in found.trials[:10])  # it learns from what it has seen
     assert [t.interval.mean for t in found.ranking] == sorted((t.interval.mean for t in found.trials), reverse=True)
 
 
@@ -329,7 +332,7 @@ def test_the_command_line(tmp_path, monkeypatch):
     again = CliRunner().invoke(cli.app, words)
     assert again.exit_code == 0
     assert found["command"] in again.stdout
-    assert "on the first 2 tasks with 10% held out" in again.stdout
+    assert "on the first 2 tasks with 10% held out" in " ".join(again.stdout.split())
     assert shlex.split(found["command"])[:2] == ["scr", "run"]
 
 
