@@ -352,7 +352,7 @@ def methods(
     table.add_column("what it does, and where it comes from", ratio=1)
     for method in METHODS.values():
         parameters = method.parameters()
-        roles = [str(parameters[role]) for role in ("retrieve", "update") if role in parameters]
+        roles = [str(parameters.get(role, "none")) for role in ("retrieve", "update") if "update" in parameters]
         source = f"{escape(method.summary)} [dim]({escape(method.reference)}, {method.year})[/]"
         table.add_row(method.name, str(parameters.get("classifier")), " / ".join(roles) or "its own", source)
     _console().print(table)

@@ -369,7 +369,8 @@ class Book:
     @property
     def exhausted(self) -> bool:
         """Whether every choice has been tried."""
-        return len(self.trials()) == math.prod(len(values) for values in self.space.values())
+        tried = {canonical_json(trial.values) for trial in self.trials()}
+        return len(tried) >= math.prod(len(values) for values in self.space.values())
 
     def groups(self) -> list[list[int]]:
         """Seeds that run together, one group after the other."""
