@@ -108,7 +108,7 @@ class Learner:
         self.classifier = classifier
         self.memory_batch = memory_batch
         self.learning_rate, self.momentum = learning_rate, momentum
-        self.averaging, self.mirror = averaging, mirror
+        self.averaging, self.mirror, self.width = averaging, mirror, width
         self.device = resolve_device(device)
         self.precision = resolve_precision(precision, self.device, image_shape)
         self.seed = seed
