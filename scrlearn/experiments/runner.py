@@ -25,7 +25,7 @@ from scrlearn.engine import run as run_engine
 from scrlearn.errors import CheckpointError, InputError
 from scrlearn.experiments.config import RunConfig
 from scrlearn.experiments.folders import CHECKPOINT, RESULT, SUMMARY, look_into, make_room, same_config
-from scrlearn.experiments.loop import evaluate
+from scrlearn.experiments.loop import ImagesAtHand, evaluate
 from scrlearn.experiments.record import Moment, Record, Stopwatch, Watch
 from scrlearn.experiments.result import Result, readable_json, summary_dict
 from scrlearn.experiments.stopping import Interrupted, stop_requests
@@ -76,7 +76,7 @@ def run(
     pictures
         Draw accuracy over tasks, the confusion matrix and the memory into `out`.
     checkpoint_seconds
-        Save at least so many seconds apart (and after each task); 0 saves after every batch.
+        Save at least so many seconds apart, and at the end; 0 saves after every batch.
 
     Raises
     ------
@@ -148,6 +148,9 @@ def run_together(
             watch = None if progress is None else _numbered(progress, i)
             sessions[i] = Session(config, held[config.holdout], folder, watch, checkpoint_seconds, stopwatches[i])
             sessions[i].open(resume)
+    near = ImagesAtHand()
+    for session in sessions.values():
+        session.test_images = near
     _lead(list(sessions.values()), first.engine)
     for i, session in sessions.items():
         results[i] = session.close(pictures)
@@ -202,6 +205,7 @@ class Session:
         self._steps = sum(map(self.stream.steps, self.stream.tasks))
         self._stream_id = _fingerprint(self.stream)
         self._finishing: tuple[int, int] | None = None
+        self.test_images = ImagesAtHand()
         self.stop_request: list[int] = []
         self.side_by_side = 1
         self.checkpoint_seconds, self._saved_at = checkpoint_seconds, time.monotonic()
@@ -255,7 +259,8 @@ class Session:
         self.position = Position(task + 1, 0)
         if self.progress is not None:
             self._show(None, at_task_end=True)
-        if self.folder is not None:
+        last = self.position.task == len(self.stream.tasks)
+        if self.folder is not None and (last or self._due()):
             self._save()
 
     def finishing(self, step: int, steps: int) -> None:
@@ -272,7 +277,7 @@ class Session:
     def _measure(self) -> None:
         self._wait()
         with self.stopwatch.measure("evaluation"):
-            self.record.add(self.stream, evaluate(self.learner, self.stream))
+            self.record.add(self.stream, evaluate(self.learner, self.stream, self.test_images))
             if "ncm" in self.learner.classifiers:
                 met = self.learner.met[: self.learner.num_classes]
                 self.record.without_prototype = int((met & ~self.learner.prototypes().present).sum())
@@ -288,8 +293,11 @@ class Session:
         now = time.monotonic()
         if self.progress is not None and now - self._shown_at >= PROGRESS_SECONDS:
             self._show(loss, at_task_end=False)
-        if self.folder is not None and (self.stop_request or now - self._saved_at >= self.checkpoint_seconds):
+        if self.folder is not None and self._due():
             self._save()
+
+    def _due(self) -> bool:
+        return bool(self.stop_request) or time.monotonic() - self._saved_at >= self.checkpoint_seconds
 
     # showing, saving, going on
 

@@ -2,7 +2,8 @@
 
 The step of an online learner is many small kernels that wait for memory; reading and writing each activation once
 instead of three times is what makes it faster. Sums are made in a fixed order: partial sums per program, added up by
-the program that finishes last, so results are the same bit for bit every time.
+the program that finishes last, so results are the same bit for bit every time. A convolution that has made the sums of
+its result already hands them over.
 """
 
 # Triton's kernels are its own language in Python's syntax, which mypy cannot check
@@ -55,6 +56,24 @@ def _keep(
 
 
 @triton.jit
+def _from_sums(
+    sums, programs, weight, bias, running_mean, running_var, saved, rows_total, momentum, eps, columns, inside,
+    channels: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """From partial sums of values and squares to scale and shift."""
+    mean = _total(sums, 0, programs, columns, inside, channels, block) / rows_total
+    square = _total(sums, 1, programs, columns, inside, channels, block) / rows_total
+    variance = tl.maximum(square - mean * mean, 0.0)
+    inverse = 1.0 / tl.sqrt(variance + eps)
+    scale = tl.load(weight + columns, mask=inside, other=0.0) * inverse
+    shift = tl.load(bias + columns, mask=inside, other=0.0) - mean * scale
+    _keep(
+        saved, running_mean, running_var, mean, variance, inverse, scale, shift, rows_total, momentum, columns,
+        inside, channels,
+    )  # fmt: skip
+
+
+@triton.jit
 def _statistics(
     x, partial, counter, weight, bias, running_mean, running_var, saved, rows_total, momentum, eps, programs,
     channels: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
@@ -74,17 +93,24 @@ def _statistics(
     tl.store(place + channels, tl.sum(squares, 0), mask=inside)
     tl.debug_barrier()
     if tl.atomic_add(counter, 1) == programs - 1:
-        mean = _total(partial, 0, programs, columns, inside, channels, block) / rows_total
-        square = _total(partial, 1, programs, columns, inside, channels, block) / rows_total
-        variance = tl.maximum(square - mean * mean, 0.0)
-        inverse = 1.0 / tl.sqrt(variance + eps)
-        scale = tl.load(weight + columns, mask=inside, other=0.0) * inverse
-        shift = tl.load(bias + columns, mask=inside, other=0.0) - mean * scale
-        _keep(
-            saved, running_mean, running_var, mean, variance, inverse, scale, shift, rows_total, momentum, columns,
-            inside, channels,
+        _from_sums(
+            partial, programs, weight, bias, running_mean, running_var, saved, rows_total, momentum, eps, columns,
+            inside, channels, block,
         )  # fmt: skip
         tl.store(counter, 0)
+
+
+@triton.jit
+def _settle(
+    sums, programs, weight, bias, running_mean, running_var, saved, rows_total, momentum, eps,
+    channels: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Mean and variance of a few channels from sums that somebody else has made."""
+    columns = tl.program_id(0) * block + tl.arange(0, block)
+    _from_sums(
+        sums, programs, weight, bias, running_mean, running_var, saved, rows_total, momentum, eps, columns,
+        columns < channels, channels, block,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -242,7 +268,7 @@ class _BatchNorm(torch.autograd.Function):
     """Autograd around the kernels."""
 
     @staticmethod
-    def forward(ctx, x, residual, weight, bias, running_mean, running_var, counter, relu, momentum, eps):
+    def forward(ctx, x, residual, weight, bias, running_mean, running_var, counter, relu, momentum, eps, sums):
         """Statistics, then normalise + add + ReLU."""
         channels = x.shape[1]
         rows = x.numel() // channels
@@ -257,12 +283,15 @@ class _BatchNorm(torch.autograd.Function):
                 x, added, y, weight, bias, running_mean, running_var, saved, rows, momentum, eps, **form, **shape
             )
         else:
-            programs, shape = _reduction(rows, channels)
-            partial = torch.empty(programs * 2 * channels, dtype=torch.float32, device=x.device)
-            _statistics[(programs,)](
-                x, partial, counter, weight, bias, running_mean, running_var, saved, rows, momentum, eps, programs,
-                channels=channels, **shape,
-            )  # fmt: skip
+            told = (weight, bias, running_mean, running_var, saved, rows, momentum, eps)
+            if sums is not None:
+                _settle[(triton.cdiv(channels, WHOLE_CHANNELS),)](
+                    sums, len(sums), *told, channels=channels, block=WHOLE_CHANNELS, num_warps=8
+                )
+            else:
+                programs, shape = _reduction(rows, channels)
+                partial = torch.empty(programs * 2 * channels, dtype=torch.float32, device=x.device)
+                _statistics[(programs,)](x, partial, counter, *told, programs, channels=channels, **shape)
             grid, shape = _pass(rows, channels)
             _normalise[grid](x, added, y, saved, rows, **form, **shape)
         ctx.save_for_backward(x, y if has_residual and relu else x, weight, saved, counter)
@@ -293,7 +322,7 @@ class _BatchNorm(torch.autograd.Function):
             )  # fmt: skip
             grid, shape = _pass(rows, channels)
             _backward_input[grid](dy, y, x, saved, coefficients, dx, d_residual, rows, **form, **shape)
-        return dx, (d_residual if separate else dy) if has_residual else None, d_weight, d_bias, *[None] * 6
+        return dx, (d_residual if separate else dy) if has_residual else None, d_weight, d_bias, *[None] * 7
 
 
 def _whole(rows: int, channels: int) -> tuple[tuple[int], dict[str, int]]:
@@ -325,9 +354,13 @@ def batch_norm(
     relu: bool,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    sums: Tensor | None = None,
 ) -> Tensor:
-    """Training-mode BatchNorm of channels-last images, plus a shortcut, then ReLU; updates the running statistics."""
+    """Training-mode BatchNorm of channels-last images, plus a shortcut, then ReLU; updates the running statistics.
+
+    `sums`, where they are known already: parts × 2 × channels, the sums of values and of squares.
+    """
     x = x.contiguous(memory_format=torch.channels_last)
     if residual is not None:
         residual = residual.contiguous(memory_format=torch.channels_last)
-    return _BatchNorm.apply(x, residual, weight, bias, running_mean, running_var, counter, relu, momentum, eps)
+    return _BatchNorm.apply(x, residual, weight, bias, running_mean, running_var, counter, relu, momentum, eps, sums)

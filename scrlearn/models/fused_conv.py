@@ -1,8 +1,10 @@
 """3×3 and 1×1 convolutions of few channels, forward and backward, on CUDA (Triton).
 
 The libraries' kernels are built for 64 channels and more; with 24 or 40 they leave most of a tile empty, and some fall
-back to conversions. Here a tile holds all channels, images are read through the cache once for all nine taps, weights
-are taken in float32 and their gradient comes out in float32. Sums are made in a fixed order.
+back to conversions. Here a tile holds all channels. With channels last, the three neighbours of a row of taps lie side
+by side in memory, so a row is one load and one product, not three. Weights are taken in float32 and their gradient
+comes out in float32. While a result is written its sums over the batch are made, which BatchNorm needs next. All sums
+are made in a fixed order.
 """
 
 # Triton's kernels are its own language in Python's syntax, which mypy cannot check
@@ -19,84 +21,160 @@ MOST_CHANNELS = 64
 
 
 @triton.jit
-def _convolve(
-    x, w, y, rows_total, w_in, w_out, w_tap,
-    height: tl.constexpr, width: tl.constexpr, from_height: tl.constexpr, from_width: tl.constexpr,
-    inner: tl.constexpr, outer: tl.constexpr, taps: tl.constexpr, stride: tl.constexpr, backward: tl.constexpr,
-    tile: tl.constexpr, block_in: tl.constexpr, block_out: tl.constexpr, stages: tl.constexpr,
+def _neighbours(
+    x, first, inside, column, start: tl.constexpr, size: tl.constexpr,
+    inner: tl.constexpr, span: tl.constexpr, from_width: tl.constexpr,
 ):  # fmt: skip
-    """Pixels × channels of the result, one small product a tap. Backward: where a pixel's value went, not came from."""
-    k = tl.arange(0, block_in)
+    """For each place, `size` values of the pixels side by side from `column` on; zeros outside the image."""
+    k = start + tl.arange(0, size)
+    from_column = column[:, None] + (k // inner)[None, :]
+    mask = inside[:, None] & (k < span)[None, :] & (from_column >= 0) & (from_column < from_width)
+    return tl.load(x + first[:, None] + k[None, :], mask=mask, other=0.0).to(tl.bfloat16)
+
+
+@triton.jit
+def _row_of_taps(
+    x, w, first, inside, column, total, down, start: tl.constexpr, size: tl.constexpr, inner: tl.constexpr,
+    outer: tl.constexpr, side: tl.constexpr, from_width: tl.constexpr, block_out: tl.constexpr, backward: tl.constexpr,
+):  # fmt: skip
+    """Add the products of a row of neighbours with its weights. Backward: the taps are turned around."""
+    span: tl.constexpr = side * inner
+    pixels = _neighbours(x, first, inside, column, start, size, inner, span, from_width)
+    k = start + tl.arange(0, size)
     n = tl.arange(0, block_out)
-    weight_mask = (k < inner)[:, None] & (n < outer)[None, :]
+    if backward:
+        tap = (side - 1 - down) * side + (side - 1 - k // inner)
+        place = ((k % inner) * (side * side) + tap)[:, None] * outer + n[None, :]
+    else:
+        place = (down * span + k)[:, None] + n[None, :] * (side * span)
+    weights = tl.load(w + place, mask=(k < span)[:, None] & (n < outer)[None, :], other=0.0)
+    return tl.dot(pixels, weights.to(tl.bfloat16), total)
+
+
+@triton.jit
+def _convolve(
+    x, w, y, sums, rows_total,
+    height: tl.constexpr, width: tl.constexpr, from_height: tl.constexpr, from_width: tl.constexpr,
+    inner: tl.constexpr, outer: tl.constexpr, side: tl.constexpr, stride: tl.constexpr, backward: tl.constexpr,
+    has_sums: tl.constexpr, tile: tl.constexpr, piece: tl.constexpr, rest: tl.constexpr, block_out: tl.constexpr,
+):  # fmt: skip
+    """Pixels × channels of the result, and the tile's sums of values and squares. Backward: for stride 1."""
+    n = tl.arange(0, block_out)
     rows = tl.program_id(0) * tile + tl.arange(0, tile)
-    column = rows % width
-    row = (rows // width) % height
+    column = (rows % width) * stride - side // 2
+    row = ((rows // width) % height) * stride - side // 2
     image = rows // (width * height)
     total = tl.zeros((tile, block_out), tl.float32)
-    for tap in tl.range(0, taps, num_stages=stages):
-        down = tap // 3 - 1 if taps == 9 else tap
-        right = tap % 3 - 1 if taps == 9 else tap
-        if backward:
-            from_row, from_column = row - down, column - right
-            inside = (rows < rows_total) & (from_row >= 0) & (from_column >= 0)
-            if stride > 1:
-                inside = inside & (from_row % stride == 0) & (from_column % stride == 0)
-                from_row, from_column = from_row // stride, from_column // stride
-        else:
-            from_row, from_column = row * stride + down, column * stride + right
-            inside = (rows < rows_total) & (from_row >= 0) & (from_column >= 0)
-        inside = inside & (from_row < from_height) & (from_column < from_width)
-        place = x + ((image * from_height + from_row) * from_width + from_column)[:, None] * inner + k[None, :]
-        pixels = tl.load(place, mask=inside[:, None] & (k < inner)[None, :], other=0.0).to(tl.bfloat16)
-        weights = tl.load(w + k[:, None] * w_in + n[None, :] * w_out + tap * w_tap, mask=weight_mask, other=0.0)
-        total = tl.dot(pixels, weights.to(tl.bfloat16), total)
+    for down in tl.static_range(0, side):
+        inside = (rows < rows_total) & (row + down >= 0) & (row + down < from_height)
+        first = ((image * from_height + row + down) * from_width + column) * inner
+        total = _row_of_taps(
+            x, w, first, inside, column, total, down, 0, piece, inner, outer, side, from_width, block_out, backward
+        )  # fmt: skip
+        if rest > 0:
+            total = _row_of_taps(
+                x, w, first, inside, column, total, down, piece, rest, inner, outer, side, from_width, block_out,
+                backward,
+            )  # fmt: skip
+    value = total.to(y.dtype.element_ty)
     mask = (rows < rows_total)[:, None] & (n < outer)[None, :]
-    tl.store(y + rows[:, None] * outer + n[None, :], total.to(y.dtype.element_ty), mask=mask)
+    tl.store(y + rows[:, None] * outer + n[None, :], value, mask=mask)
+    if has_sums:
+        value = value.to(tl.float32)
+        place = sums + tl.program_id(0) * 2 * outer + n
+        tl.store(place, tl.sum(value, 0), mask=n < outer)
+        tl.store(place + outer, tl.sum(value * value, 0), mask=n < outer)
+
+
+@triton.jit
+def _every_other(
+    x, w, first, inside, column, total, down, odd_row, odd_column, start: tl.constexpr, size: tl.constexpr,
+    inner: tl.constexpr, outer: tl.constexpr, side: tl.constexpr, from_width: tl.constexpr, block_out: tl.constexpr,
+):  # fmt: skip
+    span: tl.constexpr = 2 * inner
+    pixels = _neighbours(x, first, inside, column, start, size, inner, span, from_width)
+    k = start + tl.arange(0, size)
+    n = tl.arange(0, block_out)
+    right = k // inner
+    if side == 3:
+        tap = tl.where(odd_row, 2 - 2 * down, 1) * 3 + tl.where(odd_column, 2 - 2 * right, 1)
+        used = (k < span) & (odd_column | (right == 0))
+    else:
+        tap = 0 * k
+        used = (k < inner) & (odd_column == 0)
+    place = ((k % inner) * (side * side) + tap)[:, None] * outer + n[None, :]
+    weights = tl.load(w + place, mask=used[:, None] & (n < outer)[None, :], other=0.0)
+    return tl.dot(pixels, weights.to(tl.bfloat16), total)
+
+
+@triton.jit
+def _back_through_stride(
+    x, w, y, rows_total,
+    height: tl.constexpr, width: tl.constexpr, from_height: tl.constexpr, from_width: tl.constexpr,
+    inner: tl.constexpr, outer: tl.constexpr, side: tl.constexpr,
+    tile: tl.constexpr, piece: tl.constexpr, rest: tl.constexpr, block_out: tl.constexpr,
+):  # fmt: skip
+    """The input's gradient at stride 2. A pixel in an odd row or column has met two taps of it, in an even one one."""
+    n = tl.arange(0, block_out)
+    odd_row, odd_column = tl.program_id(1) // 2 == 1, tl.program_id(1) % 2 == 1
+    rows = tl.program_id(0) * tile + tl.arange(0, tile)
+    column = rows % from_width
+    row = (rows // from_width) % from_height
+    image = rows // (from_width * from_height)
+    to_row, to_column = 2 * row + odd_row.to(tl.int32), 2 * column + odd_column.to(tl.int32)
+    total = tl.zeros((tile, block_out), tl.float32)
+    for down in tl.static_range(0, 2):
+        used = (down == 0) & (odd_row == 0) if side == 1 else (down == 0) | odd_row
+        inside = (rows < rows_total) & (row + down < from_height) & used
+        first = ((image * from_height + row + down) * from_width + column) * inner
+        total = _every_other(
+            x, w, first, inside, column, total, down, odd_row, odd_column, 0, piece, inner, outer, side, from_width,
+            block_out,
+        )  # fmt: skip
+        if rest > 0:
+            total = _every_other(
+                x, w, first, inside, column, total, down, odd_row, odd_column, piece, rest, inner, outer, side,
+                from_width, block_out,
+            )  # fmt: skip
+    given = (rows < rows_total) & (to_row < height) & (to_column < width)
+    place = ((image * height + to_row) * width + to_column)[:, None] * outer + n[None, :]
+    tl.store(y + place, total.to(y.dtype.element_ty), mask=given[:, None] & (n < outer)[None, :])
 
 
 @triton.jit
 def _weight_gradient(
     x, dy, partial, rows_total, programs,
     height: tl.constexpr, width: tl.constexpr, from_height: tl.constexpr, from_width: tl.constexpr,
-    inner: tl.constexpr, outer: tl.constexpr, taps: tl.constexpr, stride: tl.constexpr,
-    tile: tl.constexpr, block_in: tl.constexpr, block_out: tl.constexpr,
+    inner: tl.constexpr, outer: tl.constexpr, side: tl.constexpr, stride: tl.constexpr,
+    tile: tl.constexpr, piece: tl.constexpr, rest: tl.constexpr, block_out: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums of one row of taps (three of the nine) over a share of the pixels."""
-    k = tl.arange(0, block_in)
+    """Partial sums of one row of taps over a share of the pixels."""
+    span: tl.constexpr = side * inner
     n = tl.arange(0, block_out)
-    channel = (k < inner)[None, :]
-    down = tl.program_id(1) - 1 if taps == 9 else 0
-    left = tl.zeros((block_out, block_in), tl.float32)
-    middle = tl.zeros((block_out, block_in), tl.float32)
-    right = tl.zeros((block_out, block_in), tl.float32)
-    for first in range(tl.program_id(0) * tile, rows_total, programs * tile):
-        rows = first + tl.arange(0, tile)
-        column = (rows % width) * stride
-        row = ((rows // width) % height) * stride + down
+    down = tl.program_id(1)
+    total = tl.zeros((piece, block_out), tl.float32)
+    total_rest = tl.zeros((rest if rest > 0 else 16, block_out), tl.float32)
+    for begin in range(tl.program_id(0) * tile, rows_total, programs * tile):
+        rows = begin + tl.arange(0, tile)
+        column = (rows % width) * stride - side // 2
+        row = ((rows // width) % height) * stride - side // 2 + down
         image = rows // (width * height)
         given = (rows < rows_total)[:, None] & (n < outer)[None, :]
-        gradient = tl.load(dy + rows[:, None] * outer + n[None, :], mask=given, other=0.0)
-        gradient = tl.trans(gradient.to(tl.bfloat16))
+        gradient = tl.load(dy + rows[:, None] * outer + n[None, :], mask=given, other=0.0).to(tl.bfloat16)
         inside = (rows < rows_total) & (row >= 0) & (row < from_height)
-        place = x + ((image * from_height + row) * from_width + column)[:, None] * inner + k[None, :]
-        pixels = tl.load(place, mask=inside[:, None] & channel, other=0.0)
-        middle = tl.dot(gradient, pixels.to(tl.bfloat16), middle)
-        if taps == 9:
-            pixels = tl.load(place - inner, mask=(inside & (column > 0))[:, None] & channel, other=0.0)
-            left = tl.dot(gradient, pixels.to(tl.bfloat16), left)
-            pixels = tl.load(place + inner, mask=(inside & (column < from_width - 1))[:, None] & channel, other=0.0)
-            right = tl.dot(gradient, pixels.to(tl.bfloat16), right)
-    mask = (n < outer)[:, None] & (k < inner)[None, :]
+        first = ((image * from_height + row) * from_width + column) * inner
+        pixels = _neighbours(x, first, inside, column, 0, piece, inner, span, from_width)
+        total = tl.dot(tl.trans(pixels), gradient, total)
+        if rest > 0:
+            pixels = _neighbours(x, first, inside, column, piece, rest, inner, span, from_width)
+            total_rest = tl.dot(tl.trans(pixels), gradient, total_rest)
     # the layout of a channels-last weight: output channel, tap, input channel
-    base = partial + tl.program_id(0) * (outer * taps * inner) + tl.program_id(1) * 3 * inner
-    place = base + n[:, None] * (taps * inner) + k[None, :]
-    if taps == 9:
-        tl.store(place, left, mask=mask)
-        tl.store(place + inner, middle, mask=mask)
-        tl.store(place + 2 * inner, right, mask=mask)
-    else:
-        tl.store(place, middle, mask=mask)
+    base = partial + tl.program_id(0) * (outer * side * span) + down * span + n[None, :] * (side * span)
+    k = tl.arange(0, piece)[:, None]
+    tl.store(base + k, total, mask=(k < span) & (n < outer)[None, :])
+    if rest > 0:
+        k = piece + tl.arange(0, rest)[:, None]
+        tl.store(base + k, total_rest, mask=(k < span) & (n < outer)[None, :])
 
 
 @triton.jit
@@ -111,39 +189,55 @@ def _add_up(partial, out, size, programs, rows: tl.constexpr, block: tl.constexp
     tl.store(out + columns, tl.sum(total, 0), mask=columns < size)
 
 
-def _blocks(channels: int) -> int:
-    return max(16, triton.next_power_of_2(channels))
+def _block(values: int) -> int:
+    return max(16, triton.next_power_of_2(values))
 
 
-def _run(x: Tensor, weight: Tensor, size: tuple[int, int], stride: int, backward: bool) -> Tensor:
-    outer, inner = weight.shape[:2]
-    strides = (weight.stride(1), weight.stride(0), weight.stride(3))
+def _pieces(span: int) -> dict[str, int]:
+    """A row of taps as one power of two or as two, whichever leaves less of a product empty."""
+    whole = _block(span)
+    if whole <= 32 or 4 * span > 3 * whole:
+        return {"piece": whole, "rest": 0}
+    return {"piece": whole // 2, "rest": _block(span - whole // 2)}
+
+
+def _images(like: Tensor, channels: int, size: tuple[int, ...]) -> Tensor:
+    shape = (len(like), channels, *size)
+    return torch.empty(shape, dtype=torch.bfloat16, device=like.device, memory_format=torch.channels_last)
+
+
+def _run(
+    x: Tensor, weight: Tensor, size: tuple[int, ...], stride: int, backward: bool = False, has_sums: bool = False
+) -> tuple[Tensor, Tensor]:
+    outer, inner, side = weight.shape[:3]
     if backward:
         outer, inner = inner, outer
-        strides = (strides[1], strides[0], strides[2])
-    shape = (len(x), outer, *size)
-    y = torch.empty(shape, dtype=torch.bfloat16, device=x.device, memory_format=torch.channels_last)
+    y = _images(x, outer, size)
+    form = {"height": size[0], "width": size[1], "from_height": x.shape[2], "from_width": x.shape[3]}
+    form |= {"inner": inner, "outer": outer, "side": side, "block_out": _block(outer)}
+    form["tile"] = tile = 128 if outer <= 32 else 64
+    if backward and stride == 2:
+        rows = x.numel() // inner
+        _back_through_stride[(triton.cdiv(rows, tile), 4)](x, weight, y, rows, **form, **_pieces(2 * inner))
+        return y, y
     rows = y.numel() // outer
-    tile = 128 if rows >= 128 * PROGRAMS else 64
-    _convolve[(triton.cdiv(rows, tile),)](
-        x, weight, y, rows, *strides, height=size[0], width=size[1], from_height=x.shape[2], from_width=x.shape[3],
-        inner=inner, outer=outer, taps=weight.shape[2] * weight.shape[3], stride=stride, backward=backward,
-        tile=tile, block_in=_blocks(inner), block_out=_blocks(outer), stages=1, num_warps=4 if outer <= 32 else 8,
-    )  # fmt: skip
-    return y
+    programs = triton.cdiv(rows, tile)
+    sums = torch.empty((programs, 2, outer), dtype=torch.float32, device=x.device) if has_sums else y
+    form |= {"stride": stride, "backward": backward, "has_sums": has_sums}
+    _convolve[(programs,)](x, weight, y, sums, rows, **form, **_pieces(side * inner))
+    return y, sums
 
 
 def _sum_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, stride: int) -> Tensor:
-    outer, inner = weight.shape[:2]
-    taps = weight.shape[2] * weight.shape[3]
+    outer, inner, side = weight.shape[:3]
     rows = dy.numel() // outer
     tile = 128 if max(inner, outer) <= 32 else 64
     programs = min(triton.cdiv(rows, tile), PROGRAMS)
     partial = torch.empty((programs, weight.numel()), dtype=torch.float32, device=x.device)
-    _weight_gradient[(programs, 3 if taps == 9 else 1)](
+    _weight_gradient[(programs, side)](
         x, dy, partial, rows, programs, height=dy.shape[2], width=dy.shape[3], from_height=x.shape[2],
-        from_width=x.shape[3], inner=inner, outer=outer, taps=taps, stride=stride,
-        tile=tile, block_in=_blocks(inner), block_out=_blocks(outer), num_warps=4, num_stages=1,
+        from_width=x.shape[3], inner=inner, outer=outer, side=side, stride=stride, tile=tile, block_out=_block(outer),
+        **_pieces(side * inner), num_stages=1,
     )  # fmt: skip
     total = torch.empty_like(weight, memory_format=torch.channels_last)
     _add_up[(triton.cdiv(weight.numel(), 32),)](partial, total, weight.numel(), programs, rows=128, block=32)
@@ -155,24 +249,29 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, stride):
-        """The convolution."""
+        """The convolution, and its sums for BatchNorm."""
         ctx.save_for_backward(x, weight)
         ctx.stride = stride
-        size = (-(-x.shape[2] // stride), -(-x.shape[3] // stride))
-        return _run(x, weight, size, stride, backward=False)
+        size = tuple(-(-side // stride) for side in x.shape[2:])
+        y, sums = _run(x, weight, size, stride, has_sums=True)
+        ctx.mark_non_differentiable(sums)
+        return y, sums
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx, dy, _):
         """Gradients of input and weight."""
         x, weight = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last)
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = _run(dy, weight, tuple(x.shape[2:]), ctx.stride, backward=True)
+            dx, _ = _run(dy, weight, x.shape[2:], ctx.stride, backward=True)
         return dx, _sum_weight_gradient(x, dy, weight, ctx.stride), None
 
 
-def convolve(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
-    """3×3 (padding 1) or 1×1 convolution of channels-last images; float32 weights, bfloat16 out."""
+def convolve(x: Tensor, weight: Tensor, stride: int = 1) -> tuple[Tensor, Tensor]:
+    """3×3 (padding 1) or 1×1 convolution of channels-last images; float32 weights, bfloat16 out.
+
+    Also gives, for tiles of the result, the sums of its channels' values and of their squares (tiles × 2 × channels).
+    """
     x = x.contiguous(memory_format=torch.channels_last)
-    return _Convolution.apply(x, weight, stride)
+    return _Convolution.apply(x, weight.contiguous(memory_format=torch.channels_last), stride)

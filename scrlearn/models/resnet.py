@@ -29,13 +29,18 @@ class BatchNorm(nn.BatchNorm2d):
         self.num_batches_tracked = None
         self.register_buffer("counter", torch.zeros(1, dtype=torch.int32), persistent=False)
 
-    def forward(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
-        """Normalise with the batch's statistics while training, with the running ones otherwise."""
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, relu: bool = False, sums: Tensor | None = None
+    ) -> Tensor:
+        """Normalise with the batch's statistics while training, with the running ones otherwise.
+
+        `sums` are those of the batch, where the convolution before has made them.
+        """
         mean, var = self.running_mean, self.running_var
         if self.training and x.numel() == x.shape[1]:
             out = self._normalise_one(x)
         elif self.training and x.is_cuda and (fused := _fused_kernels()) is not None:
-            return fused(x, residual, self.weight, self.bias, mean, var, self.counter, relu)
+            return fused(x, residual, self.weight, self.bias, mean, var, self.counter, relu, sums=sums)
         else:
             out = F.batch_norm(x, mean, var, self.weight, self.bias, self.training, MOMENTUM, self.eps)
         if residual is not None:
@@ -71,11 +76,37 @@ class Convolution(nn.Conv2d):
         """Whether training in bfloat16 on CUDA uses the fused kernels, which take float32 weights."""
         return max(self.weight.shape[:2]) <= 64 and _fused_convolution() is not None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The convolved images."""
+    def with_sums(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The convolved images, and their sums for BatchNorm where the kernels make them on the way."""
         if self.training and x.is_cuda and torch.is_autocast_enabled("cuda") and self.own_kernels:
             return _fused_convolution()(x, self.weight, self.stride[0])  # type: ignore[misc]
-        return super().forward(x)
+        return super().forward(x), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolved images."""
+        return self.with_sums(x)[0]
+
+
+def normalised(
+    convolution: Convolution, norm: BatchNorm, x: Tensor, residual: Tensor | None = None, relu: bool = False
+) -> Tensor:
+    """A convolution and the BatchNorm after it."""
+    out, sums = convolution.with_sums(x)
+    return norm(out, residual, relu, sums)  # type: ignore[no-any-return]
+
+
+class Shortcut(nn.Sequential):
+    """A 1×1 convolution and BatchNorm, where a block changes the size or the number of channels."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__(Convolution(channels_in, channels, 1, stride), BatchNorm(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's input in the shape of its output."""
+        convolution, norm = self
+        assert isinstance(convolution, Convolution)
+        assert isinstance(norm, BatchNorm)
+        return normalised(convolution, norm, x)
 
 
 @functools.cache
@@ -88,7 +119,7 @@ def _fused_kernels() -> Callable[..., Tensor] | None:
 
 
 @functools.cache
-def _fused_convolution() -> Callable[..., Tensor] | None:
+def _fused_convolution() -> Callable[..., tuple[Tensor, Tensor]] | None:
     try:
         from scrlearn.models.fused_conv import convolve
     except ImportError:
@@ -107,12 +138,12 @@ class BasicBlock(nn.Module):
         self.bn2 = BatchNorm(channels)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels_in != channels:
-            self.shortcut = nn.Sequential(Convolution(channels_in, channels, 1, stride), BatchNorm(channels))
+            self.shortcut = Shortcut(channels_in, channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
-        out = self.bn1(self.conv1(x), relu=True)
-        return self.bn2(self.conv2(out), residual=self.shortcut(x), relu=True)  # type: ignore[no-any-return]
+        out = normalised(self.conv1, self.bn1, x, relu=True)
+        return normalised(self.conv2, self.bn2, out, residual=self.shortcut(x), relu=True)
 
 
 class ReducedResNet18(nn.Module):
@@ -152,7 +183,7 @@ class ReducedResNet18(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (N×C×H×W, floats) to features (N×d)."""
-        out = self.blocks(self.bn1(self.conv1(x), relu=True))
+        out = self.blocks(normalised(self.conv1, self.bn1, x, relu=True))
         pool = (min(4, out.shape[2]), min(4, out.shape[3]))
         return F.avg_pool2d(out, pool).flatten(1)
 

@@ -71,12 +71,12 @@ class Norm:
         out = F.batch_norm(x, None, None, self.weight.double(), self.bias.double(), True)
         return out if self.residual is None else out + self.residual.double()
 
-    def run(self):
+    def run(self, sums=None):
         """Output, gradients by input, weight, bias and residual, and the new running statistics."""
         self.mean.copy_(self.first[0]), self.var.copy_(self.first[1])
         x, weight, bias, *residual = (t.detach().requires_grad_() for t in self.leaves)
         residual = residual[0] if residual else None
-        y = batch_norm(x, residual, weight, bias, self.mean, self.var, self.counter, self.relu)
+        y = batch_norm(x, residual, weight, bias, self.mean, self.var, self.counter, self.relu, sums=sums)
         leaves = [x, weight, bias] + ([] if residual is None else [residual])
         gradients = torch.autograd.grad(y, leaves, self.dy)
         return [y.detach(), *gradients, self.mean.clone(), self.var.clone()]
@@ -156,7 +156,7 @@ def convolution(channels_in, channels, size, stride, images, dtype=torch.bfloat1
     count, height, width = images
     x = random(count, channels_in, height, width, dtype=dtype).requires_grad_()
     weight = random(channels, channels_in, size, size, seed=1).requires_grad_()
-    y = convolve(x, weight, stride)
+    y, _ = convolve(x, weight, stride)
     dy = random(*y.shape, seed=2, dtype=torch.bfloat16)
     found = [y.detach(), *torch.autograd.grad(y, (x, weight), dy)]
     exact = [t.detach().bfloat16().double().requires_grad_() for t in (x, weight)]
@@ -171,6 +171,29 @@ def test_convolution_forward_and_gradients(layer):
     for a, b, error in zip(found, expected, (2**-7, 2**-7, 1e-4), strict=True):
         assert a.shape == b.shape
         close(a, b, error)
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_convolution_hands_over_the_sums_of_its_result(layer):
+    channels_in, channels, size, stride, (count, height, width) = layer
+    x = random(count, channels_in, height, width, dtype=torch.bfloat16)
+    y, sums = convolve(x, random(channels, channels_in, size, size, seed=1), stride)
+    assert sums.shape[1:] == (2, channels)
+    y = y.double()
+    close(sums.double().sum(0), torch.stack([y.sum((0, 2, 3)), y.square().sum((0, 2, 3))]), 1e-5)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("shape", [(20, 24, 32, 32), (7, 33, 30, 11), (3, 20, 5, 7)])
+def test_batch_norm_from_sums(shape, relu):
+    layer = Norm(shape, torch.bfloat16, residual=True, relu=relu)
+    own = layer.run()
+    x = layer.x.float()
+    parts = [x[:1], x[1:]]
+    sums = torch.stack([torch.stack([part.sum((0, 2, 3)), part.square().sum((0, 2, 3))]) for part in parts])
+    for a, b in zip(layer.run(sums), own, strict=True):
+        close(a, b.double(), 2**-7)
+    assert layer.counter.item() == 0
 
 
 def test_convolution_of_float32_images():
@@ -193,7 +216,7 @@ def test_convolution_takes_weights_in_any_memory_layout():
     assert plain.stride() != weight.stride()
     results = []
     for w in (weight.detach().requires_grad_(), plain.detach().requires_grad_()):
-        y = convolve(x, w)
+        y, _ = convolve(x, w)
         results.append((y.detach(), *torch.autograd.grad(y.float().square().sum(), w)))
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
@@ -233,7 +256,7 @@ def test_convolution_in_a_graph_gives_the_same_bits(stride):
 
     def run():
         a, w = x.detach().requires_grad_(), weight.detach().requires_grad_()
-        y = convolve(a, w, stride)
+        y, _ = convolve(a, w, stride)
         return [y.detach(), *torch.autograd.grad(y, (a, w), torch.ones_like(y))]
 
     eager = run()
