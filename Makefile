@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses=4
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-device lint format docs bench clean
+.PHONY: help demo test test-slow test-device test-browser lint format docs results-docs results-docs-check bench clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 28
 
 demo: $(VENV)/.dev ## SCR beside ER and fine-tuning on Split Digits: table, demo/picture.png, demo/report.md
 	$(BIN)/scr demo --out demo
@@ -24,6 +24,9 @@ test-slow: $(VENV)/.dev ## the slow tests too, and those on real data (under SCR
 test-device: $(VENV)/.dev ## the tests that need a CUDA device
 	$(BIN)/python -m pytest -m device
 
+test-browser: $(VENV)/.browser ## the tests of the service's page, in Chromium; SCRLEARN_SCREENSHOTS=docs/images takes its pictures
+	$(BIN)/python -m pytest -m browser tests/service
+
 lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -35,6 +38,12 @@ format: $(VENV)/.dev ## let ruff put things in order
 
 docs: $(VENV)/.docs ## the documentation, into site/
 	$(BIN)/mkdocs build --strict
+
+results-docs: $(VENV)/.dev ## docs/results.md, its pictures and the README's results, from results/
+	$(BIN)/python -m scrlearn.experiments.report.docs
+
+results-docs-check: $(VENV)/.dev ## whether those are what results/ gives
+	$(BIN)/python -m scrlearn.experiments.report.docs --check
 
 bench: $(VENV)/.dev ## speed and memory on this machine
 	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
@@ -68,4 +77,8 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.docs: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+$(VENV)/.browser: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
 	@touch $@

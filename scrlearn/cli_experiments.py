@@ -1,4 +1,4 @@
-"""`scr reproduce` and `scr results`: the paper's experiments and the store of results, on the command line."""
+"""`scr reproduce`, `scr report` and `scr results`: the paper's experiments and their results, on the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scrlearn.cli import (
     _say,
     app,
 )
-from scrlearn.errors import InputError
+from scrlearn.errors import InputError, suggest
 
 # torch takes seconds to load, so what needs it is imported by the commands, and help and mistakes stay quick
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ Tensorboard = Annotated[
 
 @app.command()
 def reproduce(
-    target: Annotated[str, typer.Argument(help="table1, figures or ablations.")],
+    target: Annotated[
+        str, typer.Argument(help="table1, figures, ablations; for scr+: beyond, beyond-ablations, beyond-wide.")
+    ],
     datasets: Annotated[
         list[str] | None, typer.Option("--datasets", help="Only these, by comma. (default: all of the paper)")
     ] = None,
@@ -53,7 +55,7 @@ def reproduce(
         list[str] | None, typer.Option("--memory", help="Only these sizes, by comma. (default: all of the paper)")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Seeds for each. (default: 10 for table1, 5 for the others)")
+        int | None, typer.Option(min=1, help="Seeds for each. (default: 10 for table1 and beyond, 5 for the others)")
     ] = None,
     first_seed: Annotated[int, typer.Option(min=0, help="The first seed: another share on another machine.")] = 0,
     order: Annotated[
@@ -71,6 +73,14 @@ def reproduce(
     ] = 0,
     parallel: Annotated[
         int | None, typer.Option(min=1, help="Runs side by side on a GPU. (default: as many as it has room for)")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: local, auto, HOST:PORT or ray://HOST:PORT."),
+    ] = None,
+    ray_cpus: Annotated[int, typer.Option(min=1, help="CPUs of a task on Ray, and threads in it.")] = 1,
+    ray_gpus: Annotated[
+        float | None, typer.Option(min=0, help="GPUs of a task on Ray. (default: 1 where the cluster has any)")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Training images of each class, to try things out.")] = None,
     data_root: DataRoot = None,
@@ -91,10 +101,14 @@ def reproduce(
     What the store has already is skipped. A sweep that was stopped or killed goes on with the same command. A run that
     fails is told at the end, with exit code 1, and does not stop the others.
     """
-    from scrlearn.experiments.protocol import DEFAULT_SEEDS, runs_for
+    from scrlearn.experiments import beyond, protocol
     from scrlearn.experiments.store import Store
 
-    count = DEFAULT_SEEDS.get(target, 1) if seeds is None else seeds
+    default_seeds = {**protocol.DEFAULT_SEEDS, **beyond.DEFAULT_SEEDS}
+    if target not in default_seeds:
+        raise InputError(f'There is no target "{target}".{suggest(target, default_seeds)}')
+    runs_for = beyond.runs_for if target in beyond.TARGETS else protocol.runs_for
+    count = default_seeds[target] if seeds is None else seeds
     configs = runs_for(
         target,
         _listed(datasets),
@@ -111,7 +125,7 @@ def reproduce(
     if dry_run:
         _show_plan(configs, Store(store) if store.exists() else None, as_json)
         return
-    executor = _executor(workers, parallel, data_root, download)
+    executor = _executor(workers, parallel, data_root, download, ray, ray_cpus, ray_gpus)
     results = Store(store)
     report = _sweep(target, configs, results, executor, tensorboard, keep_folders, quiet)
     _show_sweep(report, configs, results, as_json, quiet)
@@ -139,11 +153,24 @@ def _order(order: str) -> Any:
     return order
 
 
-def _executor(workers: int, parallel: int | None, data_root: Path | None, download: bool) -> Executor:
+def _executor(
+    workers: int,
+    parallel: int | None,
+    data_root: Path | None,
+    download: bool,
+    ray: str | None,
+    ray_cpus: int,
+    ray_gpus: float | None,
+) -> Executor:
     from scrlearn.experiments.executors import LocalDevice, Surroundings
     from scrlearn.experiments.processes import Processes
+    from scrlearn.experiments.ray_executor import RayTasks
 
     surroundings = Surroundings(data_root, download)
+    if ray is not None:
+        if workers:
+            raise typer.BadParameter("Runs are shared by --workers of this machine or by --ray, not by both.")
+        return RayTasks(ray, surroundings, cpus=ray_cpus, gpus=ray_gpus, parallel=parallel)
     return Processes(workers, surroundings) if workers else LocalDevice(surroundings, parallel)
 
 
@@ -240,6 +267,43 @@ def _show_plan(configs: list[RunConfig], store: Store | None, as_json: bool) -> 
         table.add_row(escape(name), f"{sum(members)}/{len(members)}")
     _console().print(table)
     typer.echo(f"{len(configs)} runs: {sum(done)} done, {len(configs) - sum(done)} to do.")
+
+
+# -------------------------------------------------------------------------------------------------------------- report
+
+
+@app.command()
+def report(
+    store: Annotated[
+        list[Path] | None,
+        typer.Option(
+            envvar="SCRLEARN_STORE",
+            show_envvar=True,
+            help="A result store, a JSON export or a folder of runs; may be given several times. (default: results.db)",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the report.")] = Path("report"),
+    notes: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Explanations of figures outside the paper's interval, as TOML.")
+    ] = None,
+    as_json: JsonFlag = False,
+    quiet: QuietFlag = False,
+) -> None:
+    """Table 1 and every figure of the paper from the store: a web page that stands alone, Markdown, PNG and SVG.
+
+    Our means stand beside the paper's. What the store has not is said in its place, with the command that makes it.
+    """
+    from scrlearn.experiments.report import build, load_notes, read_runs, write
+
+    entries = read_runs(store or [DEFAULT_STORE])
+    written = write(build(entries, [] if notes is None else load_notes(notes)), out)
+    if as_json:
+        files = {"page": str(written.page), "markdown": str(written.markdown)}
+        _print_json({"runs": len(entries), **files, "pictures": [str(path) for path in written.pictures]})
+    elif not quiet:
+        count = len(written.pictures) // 2  # each as PNG and SVG
+        pictures = f"{count} picture{'' if count == 1 else 's'}"
+        typer.echo(f"{len(entries)} runs, {pictures}. Open {written.page}, or read {written.markdown}.")
 
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -366,7 +430,9 @@ def _figures(figures: dict[str, Any]) -> str:
 
 @results_app.command("export")
 def results_export(
-    path: Annotated[Path, typer.Argument(help="FILE.csv, .parquet (tables), .json or .json.gz (everything).")],
+    path: Annotated[
+        Path, typer.Argument(help="FILE.csv, .parquet (tables), .json, .json.gz (everything), or a folder.")
+    ],
     store: StoreFile = DEFAULT_STORE,
     dataset: Dataset = None,
     method: Method = None,
@@ -387,25 +453,26 @@ def results_export(
 
 @results_app.command("merge")
 def results_merge(
-    others: Annotated[list[Path], typer.Argument(help="Other stores.")],
+    others: Annotated[list[Path], typer.Argument(help="Other stores, or what `scr results export` wrote as JSON.")],
     store: StoreFile = DEFAULT_STORE,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
     """Take in the runs of other stores; a run that is in several is there once."""
+    from scrlearn.experiments.exports import add_path, is_store
     from scrlearn.experiments.store import Merged, Store
 
-    for other in others:
+    for other in filter(is_store, others):
         Store(other, create=False)  # all of them, before anything changes
     target, merged = Store(store), Merged()
     for other in others:
-        merged += target.merge(other)
+        merged += target.merge(other) if is_store(other) else add_path(target, other)
     _say_merged(merged, store, as_json, quiet)
 
 
 @results_app.command("add")
 def results_add(
-    paths: Annotated[list[Path], typer.Argument(help="Folders of `scr run --out`, result.json files, JSON exports.")],
+    paths: Annotated[list[Path], typer.Argument(help="Folders of runs, result.json files, JSON exports.")],
     store: StoreFile = DEFAULT_STORE,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,

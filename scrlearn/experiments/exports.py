@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from scrlearn.errors import CheckpointError, InputError
+from scrlearn.experiments import compact
 from scrlearn.experiments.artefacts import collect
 from scrlearn.experiments.folders import RESULT
-from scrlearn.experiments.identity import canonical_json, identity
+from scrlearn.experiments.identity import canonical_json, describe, family_key, identity
 from scrlearn.experiments.protocol import artefacts_for
 from scrlearn.experiments.result import SUMMARISED, Result
 from scrlearn.experiments.store import Entry, Merged, Store
@@ -102,7 +104,12 @@ def _parquet(entries: Sequence[Entry]) -> bytes:
     return buffer.getvalue()
 
 
+def _compact(entries: Sequence[Entry]) -> bytes:
+    return compact.to_text(entries).encode()
+
+
 FORMATS: dict[str, Callable[[Sequence[Entry]], bytes]] = {
+    compact.ENDING: _compact,
     ".csv": _csv,
     ".json": _json,
     ".json.gz": _gzipped_json,
@@ -119,15 +126,38 @@ def export(entries: Sequence[Entry], path: str | os.PathLike[str]) -> Path:
         Runs of a store, as `Store.query` gives them.
     path
         ``.csv`` and ``.parquet``: a row for each run and classifier. ``.json`` and ``.json.gz``: everything, confusion
-        matrices and artefacts too, which `add_path` takes in again.
+        matrices and artefacts too, which `add_path` takes in again. ``.runs.json``: the same for version control, see
+        `compact`. A folder, or a name without an ending: such a file for each data set, method and memory size; runs
+        that are there already stay.
     """
     path = Path(path)
+    if path.is_dir() or not path.suffix:
+        return _export_folder(entries, path)
     for ending, convert in FORMATS.items():
         if path.name.endswith(ending):
             return atomic_write(path, convert(entries))
     raise InputError(
-        f'"{path.name}" does not say in which form to export; its name should end in {", ".join(FORMATS)}.'
+        f'"{path.name}" does not say in which form to export; its name should end in {", ".join(FORMATS)}, or be a '
+        "folder."
     )
+
+
+def _export_folder(entries: Sequence[Entry], folder: Path) -> Path:
+    """Bring runs into a folder of compact files; a file that has nothing new is not written."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, group in compact.grouped(entries).items():
+            together = Store(Path(scratch) / f"{len(list(Path(scratch).iterdir()))}.db")
+            file = folder / name
+            old = file.read_bytes() if file.is_file() else b""
+            if old:
+                together.add_entries(read_export(file))
+            for conflict in together.add_entries(group).conflicts:
+                warnings.warn(f"Other figures were there: {conflict}.", stacklevel=3)
+            new = _compact(together.query())
+            if new != old:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                atomic_write(file, new)
+    return folder
 
 
 # ------------------------------------------------------------------------------------------------------------- in
@@ -141,20 +171,50 @@ def add_path(store: Store, path: str | os.PathLike[str]) -> Merged:
     store
         Where to.
     path
-        A ``result.json``; a folder, with all of those in it; or a file that `export` wrote as JSON.
+        A ``result.json``; a file that `export` wrote as JSON; or a folder, with all in it that ``scr run --out`` or
+        an export to a folder left there.
     """
     path = Path(path)
     if path.is_dir():
-        files = sorted(path.rglob(RESULT))
-        if not files:
-            raise InputError(f'There is no {RESULT} in "{path}"; give the folder that `scr run --out` wrote to.')
+        files, exported = sorted(path.rglob(RESULT)), sorted(path.rglob(f"*{compact.ENDING}"))
+        if not files and not exported:
+            raise InputError(
+                f'There is no {RESULT} in "{path}", and no *{compact.ENDING}; give the folder that `scr run --out` or '
+                "`scr results export` wrote to."
+            )
         merged = Merged()
         for file in files:
             merged += store.add_entries([_from_folder(file)])
+        for file in exported:
+            merged += store.add_entries(read_export(file))
         return merged
     if path.name == RESULT:
         return store.add_entries([_from_folder(path)])
     return store.add_entries(read_export(path))
+
+
+def is_store(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is to be opened as a store, and not read by `add_path`."""
+    return not Path(path).is_dir() and not Path(path).name.endswith((".json", ".json.gz"))
+
+
+def read_folder(folder: str | os.PathLike[str]) -> list[Entry]:
+    """The runs that an export to a folder left there, in the order in which a store gives them; each is there once."""
+    found: dict[str, tuple[Entry, Path]] = {}
+    for file in sorted(Path(folder).rglob(f"*{compact.ENDING}")):
+        for entry in read_export(file):
+            if entry.key in found:
+                raise CheckpointError(
+                    f'"{file}" and "{found[entry.key][1]}" both have the run {describe(entry.config)}; keep one of '
+                    "them, or put both into a store (`scr results add`) and export that."
+                )
+            found[entry.key] = entry, file
+    return sorted((entry for entry, _ in found.values()), key=_order)
+
+
+def _order(entry: Entry) -> tuple[str, str, int, str, int, str]:
+    result = entry.result
+    return result.dataset, result.method, result.memory_size, family_key(entry.config), result.seed, entry.key
 
 
 def _from_folder(file: Path) -> Entry:
@@ -182,8 +242,10 @@ def read_export(path: str | os.PathLike[str]) -> list[Entry]:
             f'"{path}" is no export of a result store. Runs come in from a {RESULT}, a folder with some in it, or a '
             "file of `scr results export`; a store by `scr results merge`."
         )
-    if document["scrlearn_results"] > FORMAT:
+    if document["scrlearn_results"] > max(FORMAT, compact.FORMAT):
         raise CheckpointError(f'"{path}" was exported by a newer scrlearn; install that one.')
+    if document["scrlearn_results"] == compact.FORMAT:
+        return compact.from_document(document, path)
     return [
         Entry(
             Result.from_dict(run["result"]),

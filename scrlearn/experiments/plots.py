@@ -26,6 +26,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
@@ -269,7 +270,10 @@ def _highest(rows: Floats) -> float:
 
 @_styled
 def softmax_vs_ncm(
-    bars: Mapping[str, tuple[Interval, Interval]], *, title: str = "Softmax against nearest class mean"
+    bars: Mapping[str, tuple[Interval, Interval]],
+    *,
+    title: str = "Softmax against nearest class mean",
+    paper: Mapping[str, tuple[Interval | None, Interval | None]] | None = None,
 ) -> Figure:
     """Two bars per method: the accuracy of the same training run with the softmax and with the NCM classifier.
 
@@ -279,6 +283,8 @@ def softmax_vs_ncm(
         For each method its ``(softmax, ncm)`` intervals, in fractions.
     title
         Title of the figure.
+    paper
+        Published means to show beside them, in the same form.
     """
     _some(bars)
     groups = {
@@ -286,9 +292,44 @@ def softmax_vs_ncm(
         "nearest class mean": [ncm for _, ncm in bars.values()],
     }
     figure, axes = _figure(max(5.0, 2.0 + 1.1 * len(bars)), 4.2)
-    _grouped_bars(axes, groups, [str(name) for name in bars], numbers=True)
+    known = [(paper or {}).get(name, (None, None)) for name in bars]
+    published = [[pair[i] for pair in known] for i in range(2)]
+    _grouped_bars(axes, groups, [str(name) for name in bars], numbers=True, published=published if paper else None)
     _title(axes, title)
-    _legend(figure, _bar_handles(2), list(groups), loc="outside upper right", ncols=2)
+    handles, names = [*_bar_handles(2), *_published_handle(paper)], [*groups, "the paper"]
+    _legend(figure, handles, names[: len(handles)], loc="outside upper right", ncols=len(handles))
+    return figure
+
+
+@_styled
+def accuracy_bars(
+    groups: Mapping[str, Sequence[Interval]], names: Sequence[object], *, title: str, xlabel: str = ""
+) -> Figure:
+    """Bars side by side: one group for each of `names`, in it one bar for each of `groups`.
+
+    Parameters
+    ----------
+    groups
+        For each kind of bar its accuracy (fractions) in every group; NaN where there is none.
+    names
+        Of the groups.
+    title, xlabel
+        The words on the figure.
+
+    Example
+    -------
+    >>> figure = accuracy_bars({"scr": [interval([0.3])], "scr+": [interval([0.4])]}, ["M = 2k"], title="Beyond")
+    >>> [text.get_text() for text in figure.legends[0].get_texts()]
+    ['scr', 'scr+']
+    """
+    _some(groups)
+    if any(len(points) != len(names) for points in groups.values()) or not len(names):
+        raise InputError(f"There are {len(names)} groups; expected at least one, and as many bars of every kind.")
+    figure, axes = _figure(max(5.0, 1.6 + 0.55 * len(groups) * len(names)), 4.2)
+    _grouped_bars(axes, groups, [str(name) for name in names], numbers=True)
+    axes.set_xlabel(xlabel)
+    _title(axes, title)
+    _legend(figure, _bar_handles(len(groups)), list(groups), loc="outside right upper")
     return figure
 
 
@@ -363,8 +404,11 @@ def ablation(
         axes.plot(range(len(names)), mean, **_line_style(0), zorder=5)
         axes.set_xticks(range(len(names)), [_short(name) for name in names])
         axes.set_xlim(-0.4, len(names) - 0.6)
+        for place, point in enumerate(intervals):
+            if not math.isnan(point.mean):
+                _above(axes, place, point.high * 100, f"{point.mean * 100:.1f}")
         axes.grid(axis="y")
-        _percent_axis(axes, ylabel, top=_top(intervals))
+        _percent_axis(axes, ylabel, top=_top(intervals), headroom=1.12)
     else:
         _grouped_bars(axes, {"": list(intervals)}, names, numbers=True, ylabel=ylabel)
     if chosen in x_labels:
@@ -386,6 +430,7 @@ def _grouped_bars(
     *,
     numbers: bool,
     ylabel: str = "average accuracy (%)",
+    published: Sequence[Sequence[Interval | None]] | None = None,
 ) -> None:
     """One group per name, one bar in it for each of ``groups``; fractions in, percent out."""
     width = 0.8 / len(groups)
@@ -400,15 +445,35 @@ def _grouped_bars(
                 _above(axes, place, 0.0, "–")
             elif numbers:
                 _above(axes, place, point.high * 100, f"{point.mean * 100:.1f}")
+        if published:
+            # at the side of the bar, where neither the interval nor the number is
+            known = [(place, point) for place, point in zip(places, published[i], strict=True) if point is not None]
+            x, y = [place + 0.3 * width for place, _ in known], [100 * point.mean for _, point in known]
+            axes.plot(x, y, **_PUBLISHED)
     axes.set_xticks(range(len(names)), [textwrap.fill(_short(name, 30), 11) for name in names])
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.grid(axis="y")
-    _percent_axis(axes, ylabel, top=max(_top(points) for points in groups.values()), headroom=1.10 if numbers else 1.04)
+    shown = [*groups.values(), *([point for point in points if point is not None] for points in published or ())]
+    _percent_axis(axes, ylabel, top=max(_top(points) for points in shown if points), headroom=1.10 if numbers else 1.04)
+
+
+_PUBLISHED: dict[str, Any] = {
+    "linestyle": "none",
+    "marker": "D",
+    "markersize": 5.5,
+    "markerfacecolor": "white",
+    "markeredgecolor": "black",
+    "zorder": 6,
+}
+
+
+def _published_handle(paper: object) -> list[Line2D]:
+    return [Line2D([], [], **_PUBLISHED)] if paper else []
 
 
 def _above(axes: Axes, x: float, y: float, text: str) -> None:
-    axes.annotate(text, (x, y), xytext=(0, 3), textcoords="offset points", ha="center", va="bottom", fontsize=8)
+    axes.annotate(text, (x, y), xytext=(0, 4), textcoords="offset points", ha="center", va="bottom", fontsize=8)
 
 
 def _bar_style(i: int) -> dict[str, Any]:
@@ -476,29 +541,72 @@ def confusion(
     ('true class', ['cat', 'dog'])
     """
     counts = _checked_confusion(matrix, class_names, task_sizes)
+    side = min(8.0, 3.2 + 0.36 * len(counts)) if len(counts) <= LABELLED_CLASSES else 6.4
+    figure, axes = _figure(side + 1.0, side, layout="compressed")  # made for axes of a fixed aspect
+    _confusion_bar(figure, _draw_confusion(axes, counts, class_names, task_sizes), [axes])
+    _title(axes, title)
+    return figure
+
+
+@_styled
+def confusions(
+    matrices: Mapping[str, ArrayLike], class_names: Sequence[object], *, task_sizes: Sequence[int] | None = None
+) -> Figure:
+    """Several confusion matrices side by side, with one scale of colours.
+
+    Parameters
+    ----------
+    matrices
+        By the title of each; see `confusion`.
+    class_names, task_sizes
+        See `confusion`; the same for all.
+
+    Example
+    -------
+    >>> figure = confusions({"ER": [[1, 9], [0, 10]], "SCR": [[8, 2], [1, 9]]}, ["cat", "dog"])
+    >>> [axes.get_title(loc="left") for axes in figure.axes[:2]]
+    ['ER', 'SCR']
+    """
+    _some(matrices)
+    counts = {name: _checked_confusion(matrix, class_names, task_sizes) for name, matrix in matrices.items()}
+    side = min(6.4, 2.6 + 0.3 * len(class_names)) if len(class_names) <= LABELLED_CLASSES else 5.0
+    figure = Figure(figsize=(side * len(counts) + 1.0, side), layout="compressed")
+    FigureCanvasAgg(figure)
+    panels = list(figure.subplots(1, len(counts), squeeze=False)[0])
+    for axes, (name, matrix) in zip(panels, counts.items(), strict=True):
+        image = _draw_confusion(axes, matrix, class_names, task_sizes)
+        axes.set_title(name)
+    _confusion_bar(figure, image, panels)
+    return figure
+
+
+def _draw_confusion(
+    axes: Axes, counts: Floats, class_names: Sequence[object], task_sizes: Sequence[int] | None
+) -> AxesImage:
     rows, columns = counts.shape
     total = counts.sum(axis=1, keepdims=True)
     share = np.divide(100.0 * counts, total, out=np.full(counts.shape, np.nan), where=total > 0)
     named = rows <= LABELLED_CLASSES
-    side = min(8.0, 3.2 + 0.36 * rows) if named else 6.4
-    figure, axes = _figure(side + 1.0, side, layout="compressed")  # made for axes of a fixed aspect
     colours = matplotlib.colormaps["Blues"].with_extremes(bad="#CCCCCC")
     norm = PowerNorm(1.0 if named else 0.5, 0, 100)  # without numbers, small shares must be seen too
     image = axes.imshow(share, cmap=colours, norm=norm, interpolation="nearest", aspect="equal")
-    bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, ticks=[0, 20, 40, 60, 80, 100])
-    bar.set_label("share of the true class's images (%)")
-    bar.outline.set_visible(False)
     by_task = "" if named or task_sizes is None else ", by task"
     axes.set_xlabel(f"predicted class{by_task}{'' if columns == rows else '  (–: no answer)'}")
     axes.set_ylabel(f"true class{by_task}")
-    _title(axes, title)
     if named:
         _name_classes(axes, [_short(str(name)) for name in class_names], columns)
         _cell_numbers(axes, share)
     else:
         _count_tasks(axes, rows, columns, task_sizes)
     _task_borders(axes, rows, columns, task_sizes)
-    return figure
+    return image
+
+
+def _confusion_bar(figure: Figure, image: AxesImage, panels: list[Axes]) -> None:
+    share = 0.046 / len(panels)
+    bar = figure.colorbar(image, ax=panels, fraction=share, pad=0.03 / len(panels), ticks=[0, 20, 40, 60, 80, 100])
+    bar.set_label("share of the true class's images (%)")
+    bar.outline.set_visible(False)
 
 
 def _checked_confusion(matrix: ArrayLike, class_names: Sequence[object], task_sizes: Sequence[int] | None) -> Floats:
@@ -612,20 +720,59 @@ def _draw_embedding(
     present = [int(c) for c in np.unique(y)]
     legend = 0 < len(present) <= LABELLED_CLASSES
     figure, axes = _figure(7.2 if legend else 5.8, 5.4)
-    size = 26.0 if len(y) <= 500 else 14.0
-    for c in present:
-        axes.scatter(places[y == c, 0], places[y == c, 1], s=size, **_point_style(c))
-    if not len(y):
-        axes.text(0.5, 0.5, "the memory is empty", ha="center", va="center", transform=axes.transAxes)
-    axes.set(xticks=[], yticks=[], xlabel=note)
+    _scatter(axes, places, y)
+    axes.set_xlabel(note)
     _title(axes, title)
-    axes.margins(0.06)
-    for spine in axes.spines.values():
-        spine.set_visible(True)
     if legend:
         handles = [Line2D([], [], linestyle="", markersize=7, **_legend_point(c)) for c in present]
         _legend(figure, handles, [str(class_names[c]) for c in present], loc="outside right upper")
     return figure
+
+
+@_styled
+def memory_maps(maps: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
+    """Several memories side by side, each as t-SNE has laid it out already; a colour and marker stand for a class.
+
+    Parameters
+    ----------
+    maps
+        By the title of each: the place of every image (N × 2) and its class.
+
+    Example
+    -------
+    >>> figure = memory_maps({"ER": ([[0.0, 1.0], [1.0, 0.0]], [0, 1]), "SCR": ([[0.0, 0.0]], [0])})
+    >>> [axes.get_title(loc="left") for axes in figure.axes]
+    ['ER', 'SCR']
+    """
+    _some(maps)
+    checked = {
+        str(name): _checked_embeddings(places, labels, range(int(np.max(labels, initial=0)) + 1))
+        for name, (places, labels) in maps.items()
+    }
+    columns = min(len(checked), 2)
+    rows = math.ceil(len(checked) / columns)
+    figure = Figure(figsize=(4.7 * columns, 4.6 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, (name, (places, y)) in zip(panels, checked.items(), strict=False):
+        _scatter(axes, places, y)
+        axes.set_title(name)
+        axes.set_xlabel(f"{len(y):,} images, {len(np.unique(y))} classes")
+    for axes in panels[len(checked) :]:
+        axes.set_visible(False)
+    return figure
+
+
+def _scatter(axes: Axes, places: Floats, y: NDArray[np.int64]) -> None:
+    size = 26.0 if len(y) <= 500 else 14.0
+    for c in map(int, np.unique(y)):
+        axes.scatter(places[y == c, 0], places[y == c, 1], s=size, **_point_style(c))
+    if not len(y):
+        axes.text(0.5, 0.5, "the memory is empty", ha="center", va="center", transform=axes.transAxes)
+    axes.set(xticks=[], yticks=[])
+    axes.margins(0.06)
+    for spine in axes.spines.values():
+        spine.set_visible(True)
 
 
 def _checked_embeddings(

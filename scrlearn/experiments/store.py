@@ -78,8 +78,12 @@ class Entry:
 
     @property
     def figures(self) -> str:
-        """A fingerprint of what was measured."""
-        return digest({"by_classifier": self.result.by_classifier, "classes": self.result.class_names})
+        """A fingerprint of what was measured, without confusion matrices: a compact export leaves them out."""
+        figures = {
+            classifier: {name: value for name, value in values.items() if name != "confusion"}
+            for classifier, values in self.result.by_classifier.items()
+        }
+        return digest({"by_classifier": figures, "classes": self.result.class_names})
 
     def arrays(self, name: str) -> Arrays:
         """An artefact."""
@@ -91,6 +95,11 @@ class Entry:
         """Of two entries of one run the smaller one stays: the more complete, the newer version, the older date."""
         version = [-int(part) if part.isdigit() else 0 for part in self.result.versions["scrlearn"].split(".")]
         return -len(self.artefacts), version, self.date, digest(self.result.to_dict())
+
+    def rank_of_result(self) -> tuple[Any, ...]:
+        """The same where the figures are equal: artefacts come from both, and confusion matrices are worth most."""
+        matrices = sum("confusion" in values for values in self.result.by_classifier.values())
+        return -matrices, *self.rank()[1:]
 
 
 @dataclass(frozen=True)
@@ -381,6 +390,7 @@ def _put(db: sqlite3.Connection, entry: Entry) -> Merged:
         return Merged(new=1)
     best, other = sorted([old, entry], key=Entry.rank)
     if best.figures == other.figures:
+        best, other = sorted([old, entry], key=Entry.rank_of_result)
         both = {**other.artefacts, **best.artefacts}
         both |= {
             name: min(best.artefacts[name], other.artefacts[name]) for name in best.artefacts.keys() & other.artefacts
