@@ -17,7 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 PROGRAMS = 132
-MOST_CHANNELS = 64
 
 
 @triton.jit
@@ -201,6 +200,11 @@ def _pieces(span: int) -> dict[str, int]:
     return {"piece": whole // 2, "rest": _block(span - whole // 2)}
 
 
+def _after(x: Tensor, stride: int) -> tuple[int, ...]:
+    """Height and width of the result."""
+    return tuple(-(-side // stride) for side in x.shape[2:])
+
+
 def _images(like: Tensor, channels: int, size: tuple[int, ...]) -> Tensor:
     shape = (len(like), channels, *size)
     return torch.empty(shape, dtype=torch.bfloat16, device=like.device, memory_format=torch.channels_last)
@@ -208,7 +212,7 @@ def _images(like: Tensor, channels: int, size: tuple[int, ...]) -> Tensor:
 
 def _run(
     x: Tensor, weight: Tensor, size: tuple[int, ...], stride: int, backward: bool = False, has_sums: bool = False
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     outer, inner, side = weight.shape[:3]
     if backward:
         outer, inner = inner, outer
@@ -219,12 +223,12 @@ def _run(
     if backward and stride == 2:
         rows = x.numel() // inner
         _back_through_stride[(triton.cdiv(rows, tile), 4)](x, weight, y, rows, **form, **_pieces(2 * inner))
-        return y, y
+        return y, None
     rows = y.numel() // outer
     programs = triton.cdiv(rows, tile)
-    sums = torch.empty((programs, 2, outer), dtype=torch.float32, device=x.device) if has_sums else y
+    sums = torch.empty((programs, 2, outer), dtype=torch.float32, device=x.device) if has_sums else None
     form |= {"stride": stride, "backward": backward, "has_sums": has_sums}
-    _convolve[(programs,)](x, weight, y, sums, rows, **form, **_pieces(side * inner))
+    _convolve[(programs,)](x, weight, y, y if sums is None else sums, rows, **form, **_pieces(side * inner))
     return y, sums
 
 
@@ -252,8 +256,7 @@ class _Convolution(torch.autograd.Function):
         """The convolution, and its sums for BatchNorm."""
         ctx.save_for_backward(x, weight)
         ctx.stride = stride
-        size = tuple(-(-side // stride) for side in x.shape[2:])
-        y, sums = _run(x, weight, size, stride, has_sums=True)
+        y, sums = _run(x, weight, _after(x, stride), stride, has_sums=True)
         ctx.mark_non_differentiable(sums)
         return y, sums
 
@@ -268,10 +271,13 @@ class _Convolution(torch.autograd.Function):
         return dx, _sum_weight_gradient(x, dy, weight, ctx.stride), None
 
 
-def convolve(x: Tensor, weight: Tensor, stride: int = 1) -> tuple[Tensor, Tensor]:
-    """3×3 (padding 1) or 1×1 convolution of channels-last images; float32 weights, bfloat16 out.
+def convolve(x: Tensor, weight: Tensor, stride: int = 1, training: bool = True) -> tuple[Tensor, Tensor | None]:
+    """3×3 (padding 1) or 1×1 convolution of channels-last images, stride 1 or 2; float32 weights, bfloat16 out.
 
-    Also gives, for tiles of the result, the sums of its channels' values and of their squares (tiles × 2 × channels).
+    While training it also gives, for tiles of the result, the sums of its channels' values and of their squares
+    (tiles × 2 × channels). Otherwise there are no sums, and no gradients.
     """
-    x = x.contiguous(memory_format=torch.channels_last)
-    return _Convolution.apply(x, weight.contiguous(memory_format=torch.channels_last), stride)
+    x, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, weight))
+    if training:
+        return _Convolution.apply(x, weight, stride)
+    return _run(x, weight, _after(x, stride), stride)

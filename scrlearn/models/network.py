@@ -39,7 +39,8 @@ class Network(nn.Module):
         x = to_float(x)
         x = x.contiguous(memory_format=torch.channels_last)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
-            if self.bf16 and x.is_cuda and self.training and isinstance(self.encoder, ReducedResNet18):
+            own = self.training or not torch.is_grad_enabled()
+            if own and self.bf16 and x.is_cuda and isinstance(self.encoder, ReducedResNet18):
                 features: Tensor = functional_call(self.encoder, self._cast_weights(), (x,))
             else:
                 features = self.encoder(x)

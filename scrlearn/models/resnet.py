@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MOMENTUM = 0.1  # share of a batch in BatchNorm's running statistics
+MOST_CHANNELS = 64  # of convolutions with kernels of their own: from there on the libraries' are as good
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -19,7 +20,7 @@ class BatchNorm(nn.BatchNorm2d):
     A stream may deliver one tiny image at a time, and one value has no variance: it joins the running statistics first
     and is normalised by them. By the running statistics of before it could have any size, and training would diverge.
     Counting batches is left out: with a fixed momentum nothing reads the count, and it costs a kernel a layer.
-    On CUDA, with Triton, training runs as fused kernels.
+    On CUDA, with Triton, training and answers without gradients run as fused kernels.
     """
 
     counter: Tensor
@@ -39,8 +40,11 @@ class BatchNorm(nn.BatchNorm2d):
         mean, var = self.running_mean, self.running_var
         if self.training and x.numel() == x.shape[1]:
             out = self._normalise_one(x)
-        elif self.training and x.is_cuda and (fused := _fused_kernels()) is not None:
-            return fused(x, residual, self.weight, self.bias, mean, var, self.counter, relu, sums=sums)
+        elif _own_kernels_for(self, x) and (kernels := _fused_kernels()) is not None:
+            train, answer = kernels
+            if self.training:
+                return train(x, residual, self.weight, self.bias, mean, var, self.counter, relu, sums=sums)
+            return answer(x, residual, self.weight, self.bias, mean, var, relu)
         else:
             out = F.batch_norm(x, mean, var, self.weight, self.bias, self.training, MOMENTUM, self.eps)
         if residual is not None:
@@ -73,13 +77,13 @@ class Convolution(nn.Conv2d):
 
     @property
     def own_kernels(self) -> bool:
-        """Whether training in bfloat16 on CUDA uses the fused kernels, which take float32 weights."""
-        return max(self.weight.shape[:2]) <= 64 and _fused_convolution() is not None
+        """Whether bfloat16 on CUDA means the fused kernels, which take float32 weights."""
+        return max(self.weight.shape[:2]) <= MOST_CHANNELS and _fused_convolution() is not None
 
     def with_sums(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The convolved images, and their sums for BatchNorm where the kernels make them on the way."""
-        if self.training and x.is_cuda and torch.is_autocast_enabled("cuda") and self.own_kernels:
-            return _fused_convolution()(x, self.weight, self.stride[0])  # type: ignore[misc]
+        if torch.is_autocast_enabled("cuda") and _own_kernels_for(self, x) and self.own_kernels:
+            return _fused_convolution()(x, self.weight, self.stride[0], self.training)  # type: ignore[misc]
         return super().forward(x), None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,17 +113,25 @@ class Shortcut(nn.Sequential):
         return normalised(convolution, norm, x)
 
 
+def _own_kernels_for(module: nn.Module, x: Tensor) -> bool:
+    """Whether the fused kernels can do it: they train, or answer without gradients, and count places in 32 bits."""
+    size = len(x) * x.shape[2] * x.shape[3] * max(x.shape[1], MOST_CHANNELS)
+    wanted = module.training or not torch.is_grad_enabled()
+    return wanted and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and size < 2**31
+
+
 @functools.cache
-def _fused_kernels() -> Callable[..., Tensor] | None:
+def _fused_kernels() -> tuple[Callable[..., Tensor], Callable[..., Tensor]] | None:
+    """BatchNorm while training, and as it answers."""
     try:
-        from scrlearn.models.fused import batch_norm
+        from scrlearn.models.fused import batch_norm, by_running_statistics
     except ImportError:  # no Triton: PyTorch's own kernels do the same, slower
         return None
-    return batch_norm
+    return batch_norm, by_running_statistics
 
 
 @functools.cache
-def _fused_convolution() -> Callable[..., tuple[Tensor, Tensor]] | None:
+def _fused_convolution() -> Callable[..., tuple[Tensor, Tensor | None]] | None:
     try:
         from scrlearn.models.fused_conv import convolve
     except ImportError:

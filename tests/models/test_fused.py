@@ -7,8 +7,9 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 from scrlearn.models import Network, ReducedResNet18
-from scrlearn.models.fused import WHOLE_ROWS, batch_norm
-from scrlearn.models.fused_conv import MOST_CHANNELS, convolve
+from scrlearn.models.fused import WHOLE_ROWS, batch_norm, by_running_statistics
+from scrlearn.models.fused_conv import convolve
+from scrlearn.models.resnet import MOST_CHANNELS
 
 pytestmark = [
     pytest.mark.device,
@@ -173,6 +174,29 @@ def test_convolution_forward_and_gradients(layer):
         close(a, b, error)
 
 
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("shape", [(3, 20, 5, 7), (20, 24, 32, 32), (1, 160, 4, 4)])
+def test_batch_norm_by_running_statistics(shape, residual, relu):
+    layer = Norm(shape, torch.bfloat16, residual, relu)
+    found = by_running_statistics(layer.x, layer.residual, layer.weight, layer.bias, layer.mean, layer.var, relu)
+    statistics = (t.double() for t in (layer.mean, layer.var, layer.weight, layer.bias))
+    expected = F.batch_norm(layer.x.double(), *statistics)
+    expected = expected if layer.residual is None else expected + layer.residual.double()
+    close(found, expected.relu() if relu else expected, 2**-7)
+    assert torch.equal(layer.mean, layer.first[0])
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_convolution_answers_what_it_trains(layer):
+    channels_in, channels, size, stride, (count, height, width) = layer
+    x = random(count, channels_in, height, width, dtype=torch.bfloat16)
+    weight = random(channels, channels_in, size, size, seed=1)
+    y, sums = convolve(x, weight, stride, training=False)
+    assert sums is None
+    assert torch.equal(y, convolve(x, weight, stride)[0])
+
+
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
 def test_convolution_hands_over_the_sums_of_its_result(layer):
     channels_in, channels, size, stride, (count, height, width) = layer
@@ -304,3 +328,19 @@ def test_the_encoder_with_all_kernels_against_float64(shape, bf16, error):
     for gradient, own in zip(gradients, expected_gradients, strict=True):
         gradient[tuple(map(slice, own.shape))] = 0
         assert not gradient.any()  # added channels never move
+
+
+@pytest.mark.parametrize(("bf16", "error"), [(False, 1e-3), (True, 0.03)])
+@pytest.mark.parametrize("shape", [(50, 3, 32, 32), (7, 1, 28, 28)])
+def test_the_encoder_answers_as_in_float64(shape, bf16, error):
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    encoder = ReducedResNet18(shape[1])
+    encoder.train()(x)  # moves the running statistics
+    exact = ReducedResNet18(shape[1]).double().eval()
+    exact.load_state_dict(encoder.state_dict())
+    encoder.pad_channels(8)
+    network = Network(encoder.to(DEVICE), bf16=bf16).eval()
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        found, expected = network.features(x.to(DEVICE)).double().cpu(), exact(x.double())
+    assert (found - expected).norm() < error * expected.norm()
