@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses=4
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-device test-browser lint format docs results-docs results-docs-check bench clean
+.PHONY: help demo test test-slow test-device test-browser test-ray lint format docs results-docs results-docs-check bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 28
@@ -26,6 +26,9 @@ test-device: $(VENV)/.dev ## the tests that need a CUDA device
 
 test-browser: $(VENV)/.browser ## the tests of the service's page, in Chromium; SCRLEARN_SCREENSHOTS=docs/images takes its pictures
 	$(BIN)/python -m pytest -m browser tests/service
+
+test-ray: $(VENV)/.ray ## the tests on a Ray cluster that they start here
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/experiments/test_ray_executor.py tests/service/test_service_ray.py
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check
@@ -73,6 +76,10 @@ $(VENV)/bin/python:
 # a stamp for each set of packages: installed again when what is needed changes
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.ray: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev

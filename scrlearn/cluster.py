@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from scrlearn.errors import InputError
@@ -44,10 +45,8 @@ def connected(address: str, object_store_memory: int | None = None) -> Iterator[
     if ray.is_initialized():
         yield ray
         return
-    import scrlearn
-
     about: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
-    about["runtime_env"] = {"py_modules": [scrlearn]}
+    about["runtime_env"] = {"py_modules": [str(Path(__file__).parent)]}
     if address == LOCAL:
         about |= {"include_dashboard": False, "object_store_memory": object_store_memory}
     else:

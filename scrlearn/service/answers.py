@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,12 +16,26 @@ from scrlearn.service.model import Answer, Replica
 from scrlearn.service.problems import Problem
 
 
+class Source(Protocol):
+    """What is told of the copy of the model that answered: its place in the journal, and stored images by slot."""
+
+    @property
+    def sequence(self) -> int:
+        """The last journal entry it has learned."""
+        ...
+
+    @property
+    def images(self) -> Tensor | Mapping[int, Tensor]:
+        """The stored images that the answers name."""
+        ...
+
+
 @dataclass(frozen=True)
 class Reply:
     """Answers to one question, and the copy of the model that gave them."""
 
     answers: list[Answer]
-    replica: Replica
+    replica: Source
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,10 @@ class Answerer:
     def waiting(self) -> int:
         """Images that wait for an answer."""
         return self._images
+
+    def places(self) -> dict[str, int] | None:
+        """The copies elsewhere, and the place in the journal up to which each has learned; None: all is here."""
+        return None
 
     def ask(self, images: Tensor, neighbours: int = 0) -> Future[Reply]:
         """Ask about images (uint8, N×C×H×W)."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -13,20 +11,21 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
-from PIL import Image
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from scrlearn import __version__
 from scrlearn.service import docs_page
-from scrlearn.service.answers import Reply
+from scrlearn.service.answers import Reply, Source
 from scrlearn.service.core import Service
+from scrlearn.service.demo import Demo, DemoState
 from scrlearn.service.guard import Access, Guard
 from scrlearn.service.images_in import decode_images
 from scrlearn.service.metrics import CONTENT_TYPE, Metrics
-from scrlearn.service.model import Answer, Replica
+from scrlearn.service.model import Answer
 from scrlearn.service.page import INDEX, PageFile, read_page
+from scrlearn.service.pictures import picture
 from scrlearn.service.problems import Problem
 from scrlearn.service.requests_in import Upload, read_upload
 from scrlearn.service.schemas import (
@@ -179,9 +178,10 @@ def create_app(service: Service, access: Access | None = None) -> FastAPI:
         redirect_slashes=False,
     )
     metrics = Metrics(service)
-    app.state.service = service
+    app.state.service, app.state.demo = service, Demo()
     app.include_router(learning_routes(service))
     app.include_router(looking_routes(service))
+    app.include_router(demo_routes(app.state.demo))
     app.include_router(tending_routes(service, metrics))
     app.include_router(page_routes(read_page(), app))
     app.add_exception_handler(Problem, _answer_problem)
@@ -206,7 +206,7 @@ def learning_routes(service: Service) -> APIRouter:
         """Teach images. The answer means that they are on disk; they are learned soon after, or within `wait`."""
         images, upload = await gate.images(request)
         receipt = await asyncio.wrap_future(service.learn(images, upload.labels_for_each(), idempotency_key))
-        learned = await _within(service.worker.when_published(receipt.last), wait)
+        learned = await _within(service.when_answering(receipt.last), wait)
         return Learned(accepted=len(images), learned=learned, **receipt._asdict())
 
     @router.post("/predict", openapi_extra=_body(False), responses=_problems(400, 408, 413, 415, 503))
@@ -248,7 +248,7 @@ def _predictions(reply: Reply) -> Predictions:
     return Predictions(model=reply.replica.sequence, predictions=found)
 
 
-def _prediction(answer: Answer, replica: Replica) -> Prediction:
+def _prediction(answer: Answer, replica: Source) -> Prediction:
     return Prediction(
         label=answer.label,
         unknown=answer.label is None,
@@ -256,14 +256,6 @@ def _prediction(answer: Answer, replica: Replica) -> Prediction:
         classes=[ClassNear(**vars(near)) for near in answer.classes],
         neighbours=[NeighbourImage(**vars(n), image=picture(replica.images[n.slot])) for n in answer.neighbours],
     )
-
-
-def picture(image: Tensor) -> str:
-    """A stored image (uint8, C×H×W) as a data URL."""
-    pixels = image.permute(1, 2, 0).contiguous().numpy()
-    file = io.BytesIO()
-    Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 # -------------------------------------------------------------------- looking
@@ -302,6 +294,28 @@ def looking_routes(service: Service) -> APIRouter:
     def state(digest: WithDigest = False) -> State:
         """How things stand: what was learned, what waits, what is wrong."""
         return State(**service.state(digest))
+
+    return router
+
+
+def demo_routes(demo: Demo) -> APIRouter:
+    """See forgetting, and SCR beating it; the model that is served is no part of it."""
+    router = APIRouter(prefix="/v1")
+
+    @router.post("/demo", responses=_problems(503))
+    def start_demo() -> DemoState:
+        """Start the demonstration: digits, class by class, learned by SCR and by fine-tuning. One runs at a time."""
+        return demo.start()
+
+    @router.get("/demo", responses=_problems())
+    def show_demo() -> DemoState:
+        """How far the demonstration has come."""
+        return demo.state()
+
+    @router.delete("/demo", responses=_problems())
+    def stop_demo() -> DemoState:
+        """Stop the demonstration; what it has shown so far stays until the next start."""
+        return demo.stop()
 
     return router
 

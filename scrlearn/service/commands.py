@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from scrlearn.service.ray_serve import RayPlan
 
 # what needs torch or FastAPI is imported by the command, so that help stays quick
 
@@ -42,6 +45,13 @@ def serve(
     allow_host: Annotated[
         list[str] | None, typer.Option(help="A further host name to answer to without a token (that of a proxy).")
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Answer from a Ray cluster: local, auto or HOST:PORT."),
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="With --ray: copies of the model that answer.")] = 2,
+    replica_cpus: Annotated[int, typer.Option(min=1, help="With --ray: CPUs and threads of each.")] = 1,
+    replica_gpus: Annotated[float, typer.Option(min=0, help="With --ray: GPUs of each.")] = 0,
     known_share: Annotated[
         float, typer.Option(min=0.5, max=1.0, help="Share of its stored images that a class takes for its own.")
     ] = 0.95,
@@ -77,8 +87,15 @@ def serve(
         token=None if token_file is None else read_token(token_file),
         hosts=frozenset(allow_host or ()),
         limits=Limits(quantile=known_share),
+        ray=None if ray is None else _plan(ray, replicas, replica_cpus, replica_gpus),
         ready=lambda address: typer.echo(f"Serving {state} on {address}"),
     )
+
+
+def _plan(address: str, replicas: int, cpus: int, gpus: float) -> RayPlan:
+    from scrlearn.service.ray_serve import RayPlan
+
+    return RayPlan(address, replicas, cpus, gpus)
 
 
 def _options(given: list[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -106,6 +106,8 @@ class Service:
         self._ended = False
         self._writer = threading.Thread(target=self._write, name="scr-journal", daemon=True)
         self.answerer = Answerer(lambda: self.worker.replica, self.limits.questions, self.limits.answer_batch)
+        # when the copies that answer have learned an entry; those on other machines are later than the one here
+        self.when_answering: Callable[[int], Future[bool]] = self.worker.when_published
         for note in self.notes:
             log.warning(note)
         self._writer.start()
@@ -363,6 +365,7 @@ class Service:
             "accepted": self.journal.last,
             "learned": worker.learned,
             "published": worker.published,
+            "replicas": self.answerer.places(),
             "pending": self.pending,
             "speed": round(worker.speed, 2),
             "recent": {"images": len(recent), "right": sum(recent)},

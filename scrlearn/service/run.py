@@ -10,10 +10,15 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from scrlearn.cluster import connected
 from scrlearn.errors import InputError
 from scrlearn.service.settings import Limits
+
+if TYPE_CHECKING:
+    from scrlearn.service.core import Service
+    from scrlearn.service.ray_serve import RayPlan
 
 GRACE_SECONDS = 30
 
@@ -28,6 +33,7 @@ def serve(
     hosts: frozenset[str] = frozenset(),
     limits: Limits | None = None,
     ready: Callable[[str], None] = lambda address: None,
+    ray: RayPlan | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; then finish, write a snapshot, and return.
 
@@ -43,6 +49,8 @@ def serve(
         Further host names that requests without a token may come to.
     ready
         Called with the address when the service listens.
+    ray
+        Let copies of the model answer on a Ray cluster; None: answer here.
     """
     _check_installed()
     import uvicorn
@@ -58,17 +66,19 @@ def serve(
             "made for instance by: openssl rand -hex 32"
         )
     listener = _listen(host, port)
-    with listener, Service(state, config, limits=limits) as service:
+    with listener, _reached(ray), Service(state, config, limits=limits) as service, _spread(service, ray):
+        app = create_app(service, access)
 
         class Server(uvicorn.Server):
             """Lets go of whoever waits for something to be learned, so that the end does not wait for them."""
 
             def handle_exit(self, sig: int, frame: Any) -> None:
                 service.release()
+                app.state.demo.close()
                 super().handle_exit(sig, frame)
 
         settings = uvicorn.Config(
-            create_app(service, access),
+            app,
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -80,6 +90,19 @@ def serve(
         ready(f"http://{shown}:{listener.getsockname()[1]}")
         with _signals_are_no_errors():
             Server(settings).run(sockets=[listener])
+
+
+def _reached(ray: RayPlan | None) -> contextlib.AbstractContextManager[object]:
+    """The cluster, before anything else: one that cannot be reached is said at once."""
+    return contextlib.nullcontext() if ray is None else connected(ray.address)
+
+
+def _spread(service: Service, ray: RayPlan | None) -> contextlib.AbstractContextManager[object]:
+    if ray is None:
+        return contextlib.nullcontext()
+    from scrlearn.service.ray_serve import predictors
+
+    return predictors(service, ray)
 
 
 def _check_installed() -> None:

@@ -153,6 +153,9 @@ class State(Strict):
     accepted: int = Field(description="Place of the last entry in the journal.")
     learned: int = Field(description="Place up to which the model has learned.")
     published: int = Field(description="Place up to which the model that answers has learned.")
+    replicas: dict[str, int] | None = Field(
+        description="With --ray, the copies on other machines and the place up to which each has learned; null without."
+    )
     pending: int = Field(description="Images accepted and not yet learned.")
     speed: float = Field(description="Images learned in a second.")
     recent: Recent
