@@ -2,9 +2,9 @@
 
 The libraries' kernels are built for 64 channels and more; with 24 or 40 they leave most of a tile empty, and some fall
 back to conversions. Here a tile holds all channels. With channels last, the three neighbours of a row of taps lie side
-by side in memory, so a row is one load and one product, not three. Weights are taken in float32 and their gradient
-comes out in float32. While a result is written its sums over the batch are made, which BatchNorm needs next. All sums
-are made in a fixed order.
+by side in memory, so a row is one load and one product, not three. What `cuda_conv` can do is left to it: it is faster,
+and does most of the work. Weights are taken in float32 and their gradient comes out in float32. While a result is
+written its sums over the batch are made, which BatchNorm needs next. All sums are made in a fixed order.
 """
 
 # Triton's kernels are its own language in Python's syntax, which mypy cannot check
@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from scrlearn.models import cuda_conv
 
 PROGRAMS = 132
 
@@ -224,6 +226,8 @@ def _run(
         rows = x.numel() // inner
         _back_through_stride[(triton.cdiv(rows, tile), 4)](x, weight, y, rows, **form, **_pieces(2 * inner))
         return y, None
+    if cuda_conv.suits(x, weight, stride):
+        return y, cuda_conv.convolve(x, weight, y, backward, has_sums)
     rows = y.numel() // outer
     programs = triton.cdiv(rows, tile)
     sums = torch.empty((programs, 2, outer), dtype=torch.float32, device=x.device) if has_sums else None
@@ -233,6 +237,16 @@ def _run(
 
 
 def _sum_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, stride: int) -> Tensor:
+    if cuda_conv.suits(x, weight, stride):
+        partial = cuda_conv.weight_gradient(x, dy, weight)
+    else:
+        partial = _partial_weight_gradient(x, dy, weight, stride)
+    total = torch.empty_like(weight, memory_format=torch.channels_last)
+    _add_up[(triton.cdiv(weight.numel(), 32),)](partial, total, weight.numel(), len(partial), rows=128, block=32)
+    return total
+
+
+def _partial_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, stride: int) -> Tensor:
     outer, inner, side = weight.shape[:3]
     rows = dy.numel() // outer
     tile = 128 if max(inner, outer) <= 32 else 64
@@ -243,9 +257,7 @@ def _sum_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, stride: int) -> 
         from_width=x.shape[3], inner=inner, outer=outer, side=side, stride=stride, tile=tile, block_out=_block(outer),
         **_pieces(side * inner), num_stages=1,
     )  # fmt: skip
-    total = torch.empty_like(weight, memory_format=torch.channels_last)
-    _add_up[(triton.cdiv(weight.numel(), 32),)](partial, total, weight.numel(), programs, rows=128, block=32)
-    return total
+    return partial
 
 
 class _Convolution(torch.autograd.Function):

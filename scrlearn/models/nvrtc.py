@@ -1,0 +1,114 @@
+"""CUDA source compiled as it is needed, by the compiler library that comes with PyTorch; no toolkit is asked for."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_WITHOUT_ASKING = 48 * 1024  # bytes of shared memory that every kernel may use
+
+
+class CompilerError(RuntimeError):
+    """The source could not be compiled or loaded here."""
+
+
+class Kernel:
+    """One function of a source file, ready to be launched.
+
+    Parameters
+    ----------
+    source
+        The file.
+    name
+        The function; one with template arguments is written with them: ``"convolve<24, 24>"``.
+    device
+        The number of the CUDA device.
+    """
+
+    def __init__(self, source: Path, name: str, device: int) -> None:
+        self.driver = _library("libcuda.so.1")
+        self.name, self.shared = name, _WITHOUT_ASKING
+        self.function = ctypes.c_void_p()
+        self.module = ctypes.c_void_p()
+        code, mangled = _compiled(source, name, torch.cuda.get_device_capability(device))
+        torch.cuda.current_stream(device)  # makes the context
+        self._check(self.driver.cuModuleLoadData(ctypes.byref(self.module), code))
+        self._check(self.driver.cuModuleGetFunction(ctypes.byref(self.function), self.module, mangled))
+
+    def __call__(self, blocks: int, threads: int, shared: int, arguments: Sequence[Tensor | int]) -> None:
+        """Launch it on the current stream: tensors are passed as addresses, numbers as 32-bit integers."""
+        if shared > self.shared:
+            self._check(self.driver.cuFuncSetAttribute(self.function, _SHARED_MEMORY, shared))
+            self.shared = shared
+        values: list[Any] = [
+            ctypes.c_void_p(value.data_ptr()) if isinstance(value, Tensor) else ctypes.c_int(value)
+            for value in arguments
+        ]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        self._check(
+            self.driver.cuLaunchKernel(self.function, blocks, 1, 1, threads, 1, 1, shared, stream, pointers, None)
+        )
+
+    def _check(self, status: int) -> None:
+        if status:
+            text = ctypes.c_char_p()
+            self.driver.cuGetErrorString(status, ctypes.byref(text))
+            raise CompilerError(f"{self.name}: {(text.value or b'unknown error').decode()} (CUDA error {status})")
+
+
+def _compiled(source: Path, name: str, capability: tuple[int, int]) -> tuple[bytes, bytes]:
+    """Machine code, and the function's name in it."""
+    nvrtc = _nvrtc()
+    program = ctypes.c_void_p()
+    options = (f"--gpu-architecture=sm_{capability[0]}{capability[1]}".encode(), b"--std=c++17")
+    text = source.read_text(encoding="utf-8").encode()
+    status = nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, source.name.encode(), 0, None, None)
+    if status:
+        raise CompilerError(f"NVRTC could not take {source.name} (error {status}).")
+    try:
+        nvrtc.nvrtcAddNameExpression(program, name.encode())
+        if nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options)):
+            log = _bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+            raise CompilerError(f"{name} of {source.name} does not compile:\n{log.decode(errors='replace')}")
+        mangled = ctypes.c_char_p()
+        nvrtc.nvrtcGetLoweredName(program, name.encode(), ctypes.byref(mangled))
+        return _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), mangled.value or b""
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _bytes(size_of: Any, get: Any, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    size_of(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    get(program, buffer)
+    return buffer.raw
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    """The compiler that PyTorch has brought along."""
+    version = (torch.version.cuda or "12").split(".")[0]
+    root = Path(torch.__file__).parent
+    places = [f"libnvrtc.so.{version}"]
+    for folder in (root / "lib", *sorted((root.parent / "nvidia").glob("*/lib"))):
+        places += map(str, sorted(folder.glob(f"libnvrtc*.so.{version}*")))
+    return _library(*places, "libnvrtc.so")
+
+
+@functools.cache
+def _library(*names: str) -> ctypes.CDLL:
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise CompilerError(f"There is no {names[0]} on this machine.")

@@ -1,0 +1,172 @@
+// Runs the kernels of convolution.cu on a CPU: a thread for each of a block's, which meet where a warp's lanes meet.
+
+#include <barrier>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#define EMULATED
+#define __device__
+#define __global__
+#define __shared__
+#define __forceinline__ inline
+#define __align__(bytes)
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+struct float4 {
+    float x, y, z, w;
+};
+struct Index {
+    int x;
+};
+
+static thread_local Index threadIdx, blockIdx;
+static Index blockDim, gridDim;
+alignas(16) unsigned char shared[232448];  // as much as a block can have
+static int given_shared;
+
+struct Warp {
+    std::barrier<> meet{32};
+    u32 addresses[32], a[32][4], b[32][2];
+    float values[32];
+};
+static std::vector<std::unique_ptr<Warp>> warps;
+static std::unique_ptr<std::barrier<>> block;
+
+static Warp& warp_of() { return *warps[threadIdx.x / 32]; }
+static int lane_of() { return threadIdx.x % 32; }
+static void __syncthreads() { block->arrive_and_wait(); }
+static u32 shared_address(const void* pointer) { return static_cast<u32>(static_cast<const unsigned char*>(pointer) - shared); }
+
+static void check(u32 address) {
+    if (address % 16 || address + 16 > static_cast<u32>(given_shared)) std::abort();
+}
+
+static void copy16(u32 to, const void* from, bool inside) {
+    check(to);
+    inside ? std::memcpy(shared + to, from, 16) : std::memset(shared + to, 0, 16);
+}
+static void copies_begun() {}
+template <int BEHIND>
+static void copies_done() {}
+
+static float from_half(u16 half) {
+    u32 bits = static_cast<u32>(half) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+static u16 to_half(float value) {
+    u32 bits;
+    std::memcpy(&bits, &value, 4);
+    return static_cast<u16>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+static void read(u32 (&r)[4], u32 from, bool transposed) {
+    Warp& warp = warp_of();
+    const int lane = lane_of();
+    check(from);
+    warp.addresses[lane] = from;
+    warp.meet.arrive_and_wait();
+    for (int i = 0; i < 4; i++) {
+        u16 both[2];
+        for (int j = 0; j < 2; j++) {
+            int row = lane / 4, column = lane % 4 * 2 + j;
+            if (transposed) std::swap(row, column);
+            std::memcpy(&both[j], shared + warp.addresses[i * 8 + row] + column * 2, 2);
+        }
+        r[i] = both[0] | static_cast<u32>(both[1]) << 16;
+    }
+    warp.meet.arrive_and_wait();
+}
+static void matrices4(u32 (&r)[4], u32 from) { read(r, from, false); }
+static void transposed4(u32 (&r)[4], u32 from) { read(r, from, true); }
+
+static float part(u32 both, int which) { return from_half(static_cast<u16>(which ? both >> 16 : both)); }
+
+static void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    Warp& warp = warp_of();
+    const int lane = lane_of();
+    std::memcpy(warp.a[lane], a, 16);
+    warp.b[lane][0] = b0;
+    warp.b[lane][1] = b1;
+    warp.meet.arrive_and_wait();
+    for (int i = 0; i < 4; i++) {
+        const int m = lane / 4 + i / 2 * 8, n = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; k++)
+            c[i] += part(warp.a[m % 8 * 4 + k % 8 / 2][m / 8 + k / 8 * 2], k % 2) * part(warp.b[n * 4 + k % 8 / 2][k / 8], k % 2);
+    }
+    warp.meet.arrive_and_wait();
+}
+
+static u32 pair(float low, float high) { return to_half(low) | static_cast<u32>(to_half(high)) << 16; }
+static float low(u32 both) { return part(both, 0); }
+static float high(u32 both) { return part(both, 1); }
+
+static float __shfl_xor_sync(u32, float value, int other) {
+    Warp& warp = warp_of();
+    warp.values[lane_of()] = value;
+    warp.meet.arrive_and_wait();
+    value = warp.values[lane_of() ^ other];
+    warp.meet.arrive_and_wait();
+    return value;
+}
+
+#include CONVOLUTION
+
+template <class Function>
+static void launch(int blocks, int threads, int bytes, Function function) {
+    gridDim.x = blocks;
+    blockDim.x = threads;
+    given_shared = bytes;
+    for (int b = 0; b < blocks; b++) {
+        warps.clear();
+        for (int i = 0; i < threads / 32; i++) warps.push_back(std::make_unique<Warp>());
+        block = std::make_unique<std::barrier<>>(threads);
+        std::memset(shared, 0xff, sizeof shared);  // not a number: what is read must have been written
+        std::vector<std::thread> running;
+        for (int t = 0; t < threads; t++)
+            running.emplace_back([=] {
+                threadIdx.x = t;
+                blockIdx.x = b;
+                function();
+            });
+        for (auto& thread : running) thread.join();
+    }
+}
+
+template <int INNER, int OUTER>
+static void convolve_(bool backward, bool with_sums, int blocks, int threads, int bytes, const u16* x, const float* w, u16* y, float* sums,
+                      int images, int height, int width, int rows, int together) {
+    auto* chosen = backward ? (with_sums ? convolve<INNER, OUTER, true, true> : convolve<INNER, OUTER, true, false>)
+                            : (with_sums ? convolve<INNER, OUTER, false, true> : convolve<INNER, OUTER, false, false>);
+    launch(blocks, threads, bytes, [=] { chosen(x, w, y, sums, images, height, width, rows, together); });
+}
+
+#define SIZES(DO) DO(24, 24) DO(24, 40) DO(40, 24) DO(40, 40) DO(8, 16) DO(16, 8)
+
+extern "C" int run_convolve(int inner, int outer, int backward, int with_sums, int blocks, int threads, int bytes, const u16* x, const float* w,
+                            u16* y, float* sums, int images, int height, int width, int rows, int together) {
+#define DO(A, B) \
+    if (inner == A && outer == B) \
+        return convolve_<A, B>(backward, with_sums, blocks, threads, bytes, x, w, y, sums, images, height, width, rows, together), 0;
+    SIZES(DO)
+#undef DO
+    return 1;
+}
+
+extern "C" int run_weight_gradient(int inner, int outer, int blocks, int threads, int bytes, const u16* x, const u16* dy, float* partial,
+                                   int images, int height, int width, int rows, int together, int tiles) {
+#define DO(A, B) \
+    if (inner == A && outer == B) { \
+        launch(blocks, threads, bytes, [=] { weight_gradient<A, B>(x, dy, partial, images, height, width, rows, together, tiles); }); \
+        return 0; \
+    }
+    SIZES(DO)
+#undef DO
+    return 1;
+}
