@@ -68,8 +68,45 @@ def suits(x: Tensor, weight: Tensor, stride: int) -> bool:
         and torch.version.cuda is not None
         and torch.cuda.get_device_capability(x.device) >= (8, 0)
         and cut(images, height, width, max(inner, outer), wanted=1, most_warps=4) is not None
-        and compiled(f"convolve<{inner}, {outer}, false, true>", x.get_device()) is not None
+        and trusted(inner, outer, x.get_device())
     )
+
+
+@functools.cache
+def trusted(inner: int, outer: int, device: int) -> bool:
+    """Whether the kernels can be had on this device and give what PyTorch gives; tried once. If not, it says so."""
+    try:
+        error = _error(inner, outer, device)
+    except CompilerError as problem:
+        reason = str(problem)
+    else:
+        if error < 0.008:  # rounding to bfloat16 makes 0.002
+            return True
+        reason = f"they are off by {error:.0%}"
+    warnings.warn(f"The kernels of {SOURCE.name} are not used, Triton's take their place: {reason}.", stacklevel=2)
+    return False
+
+
+@torch.no_grad()
+def _error(inner: int, outer: int, device: int) -> float:
+    """The largest relative error of a small convolution and its gradients."""
+    random = torch.Generator(f"cuda:{device}").manual_seed(0)
+    shapes = [(3, inner, 9, 10), (3, outer, 9, 10), (outer, inner, 3, 3)]
+    x, dy, weight = (
+        torch.randn(shape, generator=random, device=random.device).contiguous(memory_format=torch.channels_last)
+        for shape in shapes
+    )
+    x, dy = x.bfloat16(), dy.bfloat16()
+    y, dx = torch.empty_like(dy), torch.empty_like(x)
+    convolve(x, weight, y, backward=False, has_sums=True)
+    convolve(dy, weight, dx, backward=True, has_sums=False)
+    dw = weight_gradient(x, dy, weight).sum(0).view(outer, 3, 3, inner).permute(0, 3, 1, 2)
+    expected = torch.nn.functional.conv2d(x.float(), weight, padding=1)
+    gradients = torch.ops.aten.convolution_backward(
+        dy.float(), x.float(), weight, None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1, (True, True, False)
+    )
+    pairs = zip((y, dx, dw), (expected, *gradients[:2]), strict=True)
+    return max(float((found.float() - right).norm() / right.norm()) for found, right in pairs)
 
 
 def convolve(x: Tensor, weight: Tensor, y: Tensor, backward: bool, has_sums: bool) -> Tensor | None:
@@ -82,7 +119,6 @@ def convolve(x: Tensor, weight: Tensor, y: Tensor, backward: bool, has_sums: boo
     assert tiles is not None
     sums = torch.empty((tiles.number, 2, outer), dtype=torch.float32, device=x.device) if has_sums else None
     kernel = compiled(f"convolve<{inner}, {outer}, {_word(backward)}, {_word(has_sums)}>", x.get_device())
-    assert kernel is not None
     length = (9 * inner // 8 + 1) // 2 * 16 + 8
     shared = outer * length * 2 + bordered(tiles.rows, tiles.together, width, inner)
     arguments = (x, weight, y, y if sums is None else sums, images, height, width, tiles.rows, tiles.together)
@@ -102,20 +138,15 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
     pixels = -(-tiles.together * tiles.rows * width // 16) * 16
     shared = 2 * (bordered(tiles.rows, tiles.together, width, inner) + pixels * outer * 2)
     kernel = compiled(f"weight_gradient<{inner}, {outer}>", x.get_device())
-    assert kernel is not None
     arguments = (x, dy, partial, images, height, width, tiles.rows, tiles.together, tiles.number)
     kernel(blocks, 128, shared, arguments)
     return partial
 
 
 @functools.cache
-def compiled(name: str, device: int) -> Kernel | None:
-    """The kernel, or None where it cannot be had (said once)."""
-    try:
-        return Kernel(SOURCE, name, device)
-    except CompilerError as error:
-        warnings.warn(f"Triton's kernels are used instead of {SOURCE.name}: {error}", stacklevel=2)
-        return None
+def compiled(name: str, device: int) -> Kernel:
+    """The kernel, made at its first use."""
+    return Kernel(SOURCE, name, device)
 
 
 @functools.cache

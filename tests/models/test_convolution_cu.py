@@ -110,6 +110,43 @@ def test_forward_with_sums_and_both_gradients(kernels, layer):
     near(sums.double().sum(0), torch.stack([written.sum((0, 2, 3)), written.square().sum((0, 2, 3))]), 1e-5)
 
 
+@pytest.fixture
+def on_the_cpu(kernels, monkeypatch):
+    """Let the trial of the kernels run where they are emulated."""
+    generator = torch.Generator
+    monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator())
+    kernels.trusted.cache_clear()
+    yield kernels
+    kernels.trusted.cache_clear()
+
+
+def test_kernels_that_are_right_are_trusted(on_the_cpu):
+    assert on_the_cpu.trusted(24, 40, 0)
+    assert on_the_cpu._error(24, 40, 0) < 2**-7
+
+
+def test_kernels_that_are_wrong_are_not_used(on_the_cpu, monkeypatch):
+    own = on_the_cpu.convolve
+
+    def wrong(x, weight, y, backward, has_sums):
+        sums = own(x, weight, y, backward, has_sums)
+        y[0, :, 0, 0] += 3
+        return sums
+
+    monkeypatch.setattr(on_the_cpu, "convolve", wrong)
+    with pytest.warns(UserWarning, match="off by"):
+        assert not on_the_cpu.trusted(24, 40, 0)
+
+
+def test_kernels_that_do_not_compile_are_not_used(on_the_cpu, monkeypatch):
+    def compiled(name, device):
+        raise cuda_conv.CompilerError("There is no libnvrtc.so.12 on this machine.")
+
+    monkeypatch.setattr(on_the_cpu, "compiled", compiled)
+    with pytest.warns(UserWarning, match=r"Triton's take their place: There is no libnvrtc"):
+        assert not on_the_cpu.trusted(24, 40, 0)
+
+
 def test_tiles_hold_every_pixel_and_fit_in_memory():
     for images in (1, 10, 220):
         for height, width in [(1, 1), (4, 4), (8, 8), (16, 16), (28, 28), (32, 32), (84, 84), (5, 256), (300, 200)]:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
-from scrlearn.models import Network, ReducedResNet18
+from scrlearn.models import Network, ReducedResNet18, cuda_conv
 from scrlearn.models.fused import WHOLE_ROWS, batch_norm, by_running_statistics
 from scrlearn.models.fused_conv import convolve
 from scrlearn.models.resnet import MOST_CHANNELS
@@ -185,6 +185,14 @@ def test_batch_norm_by_running_statistics(shape, residual, relu):
     expected = expected if layer.residual is None else expected + layer.residual.double()
     close(found, expected.relu() if relu else expected, 2**-7)
     assert torch.equal(layer.mean, layer.first[0])
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(24, 24), (40, 40), (24, 40), (8, 48)])
+def test_the_cuda_kernels_are_in_use(inner, outer):
+    x, weight = random(4, inner, 32, 32, dtype=torch.bfloat16), random(outer, inner, 3, 3)
+    assert cuda_conv.suits(x, weight, stride=1)
+    assert not cuda_conv.suits(x, weight, stride=2)
+    assert not cuda_conv.suits(x.float(), weight, stride=1)
 
 
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
