@@ -270,6 +270,7 @@ class _Convolution(torch.autograd.Function):
         ctx.stride = stride
         y, sums = _run(x, weight, _after(x, stride), stride, has_sums=True)
         ctx.mark_non_differentiable(sums)
+        ctx.set_materialize_grads(False)  # no zeros for the sums
         return y, sums
 
     @staticmethod
