@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from scrlearn.models.nvrtc import CompilerError, Kernel
+from scrlearn.models import nvrtc
 
 SOURCE = Path(__file__).with_name("convolution.cu")
 PIXELS_OF_A_WARP = 64
@@ -64,9 +63,7 @@ def suits(x: Tensor, weight: Tensor, stride: int) -> bool:
         and stride == 1
         and inner % 8 == outer % 8 == 0
         and max(inner, outer) <= MOST_CHANNELS
-        and x.dtype == torch.bfloat16
-        and torch.version.cuda is not None
-        and torch.cuda.get_device_capability(x.device) >= (8, 0)
+        and nvrtc.can_run(x)
         and cut(images, height, width, max(inner, outer), wanted=1, most_warps=4) is not None
         and trusted(inner, outer, x.get_device())
     )
@@ -74,17 +71,8 @@ def suits(x: Tensor, weight: Tensor, stride: int) -> bool:
 
 @functools.cache
 def trusted(inner: int, outer: int, device: int) -> bool:
-    """Whether the kernels can be had on this device and give what PyTorch gives; tried once. If not, it says so."""
-    try:
-        error = _error(inner, outer, device)
-    except CompilerError as problem:
-        reason = str(problem)
-    else:
-        if error < 0.008:  # rounding to bfloat16 makes 0.002
-            return True
-        reason = f"they are off by {error:.0%}"
-    warnings.warn(f"The kernels of {SOURCE.name} are not used, Triton's take their place: {reason}.", stacklevel=2)
-    return False
+    """Whether the kernels can be had on this device and give what PyTorch gives; tried once."""
+    return nvrtc.right(SOURCE, lambda: _error(inner, outer, device))
 
 
 @torch.no_grad()
@@ -115,10 +103,10 @@ def convolve(x: Tensor, weight: Tensor, y: Tensor, backward: bool, has_sums: boo
     if backward:
         outer, inner = inner, outer
     images, _, height, width = x.shape
-    tiles = cut(images, height, width, max(inner, outer), _processors(x.get_device()))
+    tiles = cut(images, height, width, max(inner, outer), nvrtc.processors(x.get_device()))
     assert tiles is not None
     sums = torch.empty((tiles.number, 2, outer), dtype=torch.float32, device=x.device) if has_sums else None
-    kernel = compiled(f"convolve<{inner}, {outer}, {_word(backward)}, {_word(has_sums)}>", x.get_device())
+    kernel = nvrtc.kernel(SOURCE, f"convolve<{inner}, {outer}, {_word(backward)}, {_word(has_sums)}>", x.get_device())
     length = (9 * inner // 8 + 1) // 2 * 16 + 8
     shared = outer * length * 2 + bordered(tiles.rows, tiles.together, width, inner)
     arguments = (x, weight, y, y if sums is None else sums, images, height, width, tiles.rows, tiles.together)
@@ -130,28 +118,17 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
     """Partial sums of the weights' gradient: blocks × the weights, channels last."""
     outer, inner = weight.shape[:2]
     images, _, height, width = x.shape
-    blocks = 2 * _processors(x.get_device())
+    blocks = 2 * nvrtc.processors(x.get_device())
     tiles = cut(images, height, width, max(inner, outer), blocks, most_warps=4)
     assert tiles is not None
     blocks = min(blocks, tiles.number)
     partial = torch.empty((blocks, weight.numel()), dtype=torch.float32, device=x.device)
     pixels = -(-tiles.together * tiles.rows * width // 16) * 16
     shared = 2 * (bordered(tiles.rows, tiles.together, width, inner) + pixels * outer * 2)
-    kernel = compiled(f"weight_gradient<{inner}, {outer}>", x.get_device())
+    kernel = nvrtc.kernel(SOURCE, f"weight_gradient<{inner}, {outer}>", x.get_device())
     arguments = (x, dy, partial, images, height, width, tiles.rows, tiles.together, tiles.number)
     kernel(blocks, 128, shared, arguments)
     return partial
-
-
-@functools.cache
-def compiled(name: str, device: int) -> Kernel:
-    """The kernel, made at its first use."""
-    return Kernel(SOURCE, name, device)
-
-
-@functools.cache
-def _processors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _word(value: bool) -> str:

@@ -3,7 +3,7 @@
 The step of an online learner is many small kernels that wait for memory; reading and writing each activation once
 instead of three times is what makes it faster. Sums are made in a fixed order: partial sums per program, added up by
 the program that finishes last, so results are the same bit for bit every time. A convolution that has made the sums of
-its result already hands them over.
+its result already hands them over. Sums in bfloat16 are left to `cuda_norm`, which is faster.
 """
 
 # Triton's kernels are its own language in Python's syntax, which mypy cannot check
@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from scrlearn.models import cuda_norm
 
 TILE = 4096
 WHOLE_ROWS = 2560
@@ -295,25 +297,17 @@ class _BatchNorm(torch.autograd.Function):
         channels = x.shape[1]
         rows = x.numel() // channels
         has_residual = residual is not None
-        saved = torch.empty(4 * channels, dtype=torch.float32, device=x.device)
         y = torch.empty_like(x)
         added = residual if has_residual else x
         form = {"channels": channels, "has_residual": has_residual, "relu": relu}
         if rows <= WHOLE_ROWS:
             grid, shape = _whole(rows, channels)
+            saved = torch.empty(4 * channels, dtype=torch.float32, device=x.device)
             _whole_forward[grid](
                 x, added, y, weight, bias, running_mean, running_var, saved, rows, momentum, eps, **form, **shape
             )
         else:
-            told = (weight, bias, running_mean, running_var, saved, rows, momentum, eps)
-            if sums is not None:
-                _settle[(triton.cdiv(channels, WHOLE_CHANNELS),)](
-                    sums, len(sums), *told, channels=channels, block=WHOLE_CHANNELS, num_warps=8
-                )
-            else:
-                programs, shape = _reduction(rows, channels)
-                partial = torch.empty(programs * 2 * channels, dtype=torch.float32, device=x.device)
-                _statistics[(programs,)](x, partial, counter, *told, programs, channels=channels, **shape)
+            saved = _learned(x, counter, weight, bias, running_mean, running_var, momentum, eps, sums)
             grid, shape = _pass(rows, channels)
             _normalise[grid](x, added, y, saved, rows, **form, **shape)
         ctx.save_for_backward(x, y if has_residual and relu else x, weight, saved, counter)
@@ -326,25 +320,58 @@ class _BatchNorm(torch.autograd.Function):
         x, y, weight, saved, counter = ctx.saved_tensors
         rows, channels, has_residual, relu = ctx.form
         dy = dy.contiguous(memory_format=torch.channels_last)
-        d_weight, d_bias, dx = torch.empty_like(weight), torch.empty_like(weight), torch.empty_like(x)
+        dx = torch.empty_like(x)
         # without ReLU the shortcut's gradient is dy itself
         separate = has_residual and relu
         d_residual = torch.empty_like(x) if separate else dx
         form = {"channels": channels, "has_residual": separate, "relu": relu}
         if rows <= WHOLE_ROWS:
             grid, shape = _whole(rows, channels)
+            d_weight, d_bias = torch.empty_like(weight), torch.empty_like(weight)
             _whole_backward[grid](dy, y, x, saved, d_weight, d_bias, dx, d_residual, rows, **form, **shape)
         else:
-            programs, shape = _reduction(rows, channels)
-            partial = torch.empty(programs * 2 * channels, dtype=torch.float32, device=x.device)
-            coefficients = torch.empty(2 * channels, dtype=torch.float32, device=x.device)
-            _backward_sums[(programs,)](
-                dy, y, x, partial, counter, weight, saved, d_weight, d_bias, coefficients, rows, programs,
-                **form, **shape,
-            )  # fmt: skip
+            d_weight, d_bias, coefficients = _summed_back(dy, y, x, counter, weight, saved, separate, relu)
             grid, shape = _pass(rows, channels)
             _backward_input[grid](dy, y, x, saved, coefficients, dx, d_residual, rows, **form, **shape)
         return dx, (d_residual if separate else dy) if has_residual else None, d_weight, d_bias, *[None] * 7
+
+
+def _learned(x, counter, weight, bias, running_mean, running_var, momentum, eps, sums):
+    """Mean, inverse deviation, scale and shift of the batch; moves the running statistics."""
+    channels = x.shape[1]
+    rows = x.numel() // channels
+    told = (weight, bias, running_mean, running_var)
+    if cuda_norm.suits(x):
+        if sums is not None:
+            return cuda_norm.settle(sums, rows, *told, momentum, eps)
+        return cuda_norm.statistics(x, counter, *told, momentum, eps)
+    saved = torch.empty(4 * channels, dtype=torch.float32, device=x.device)
+    told = (*told, saved, rows, momentum, eps)
+    if sums is not None:
+        grid = (triton.cdiv(channels, WHOLE_CHANNELS),)
+        _settle[grid](sums, len(sums), *told, channels=channels, block=WHOLE_CHANNELS, num_warps=8)
+    else:
+        programs, shape = _reduction(rows, channels)
+        partial = torch.empty(programs * 2 * channels, dtype=torch.float32, device=x.device)
+        _statistics[(programs,)](x, partial, counter, *told, programs, channels=channels, **shape)
+    return saved
+
+
+def _summed_back(dy, y, x, counter, weight, saved, separate, relu):
+    """Gradients of weight and bias, and the coefficients of the input's."""
+    if cuda_norm.suits(x):
+        return cuda_norm.backward_sums(dy, y, x, counter, saved, separate, relu)
+    channels = x.shape[1]
+    rows = x.numel() // channels
+    programs, shape = _reduction(rows, channels)
+    partial = torch.empty(programs * 2 * channels, dtype=torch.float32, device=x.device)
+    coefficients = torch.empty(2 * channels, dtype=torch.float32, device=x.device)
+    d_weight, d_bias = torch.empty_like(weight), torch.empty_like(weight)
+    _backward_sums[(programs,)](
+        dy, y, x, partial, counter, weight, saved, d_weight, d_bias, coefficients, rows, programs,
+        channels=channels, has_residual=separate, relu=relu, **shape,
+    )  # fmt: skip
+    return d_weight, d_bias, coefficients
 
 
 def _whole(rows: int, channels: int) -> tuple[tuple[int], dict[str, int]]:

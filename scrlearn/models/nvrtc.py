@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Sequence
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from scrlearn.files import atomic_write
 
 _SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _WITHOUT_ASKING = 48 * 1024  # bytes of shared memory that every kernel may use
@@ -42,15 +48,12 @@ class Kernel:
         self._check(self.driver.cuModuleLoadData(ctypes.byref(self.module), code))
         self._check(self.driver.cuModuleGetFunction(ctypes.byref(self.function), self.module, mangled))
 
-    def __call__(self, blocks: int, threads: int, shared: int, arguments: Sequence[Tensor | int]) -> None:
-        """Launch it on the current stream: tensors are passed as addresses, numbers as 32-bit integers."""
+    def __call__(self, blocks: int, threads: int, shared: int, arguments: Sequence[Tensor | int | float]) -> None:
+        """Launch it on the current stream: tensors are passed as addresses, numbers in 32 bits."""
         if shared > self.shared:
             self._check(self.driver.cuFuncSetAttribute(self.function, _SHARED_MEMORY, shared))
             self.shared = shared
-        values: list[Any] = [
-            ctypes.c_void_p(value.data_ptr()) if isinstance(value, Tensor) else ctypes.c_int(value)
-            for value in arguments
-        ]
+        values = [as_c(value) for value in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         self._check(
@@ -64,20 +67,80 @@ class Kernel:
             raise CompilerError(f"{self.name}: {(text.value or b'unknown error').decode()} (CUDA error {status})")
 
 
+def as_c(value: Tensor | int | float) -> Any:
+    """A kernel's argument."""
+    if isinstance(value, Tensor):
+        return ctypes.c_void_p(value.data_ptr())
+    return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int(value)
+
+
+@functools.cache
+def kernel(source: Path, name: str, device: int) -> Kernel:
+    """A kernel, made at its first use."""
+    return Kernel(source, name, device)
+
+
+def right(source: Path, trial: Callable[[], float]) -> bool:
+    """Whether kernels can be had here and are right: their relative error in a small trial. If not, it says so."""
+    try:
+        error = trial()
+    except CompilerError as problem:
+        reason = str(problem)
+    else:
+        if error < 0.008:  # rounding to bfloat16 makes 0.002
+            return True
+        reason = f"they are off by {error:.0%}"
+    warnings.warn(f"The kernels of {source.name} are not used, Triton's take their place: {reason}.", stacklevel=3)
+    return False
+
+
+def can_run(x: Tensor) -> bool:
+    """Whether these images and their device are of the kind that the kernels are written for."""
+    cuda = x.is_cuda and torch.version.cuda is not None
+    return cuda and x.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.device) >= (8, 0)
+
+
+@functools.cache
+def processors(device: int) -> int:
+    """How many blocks the device can work on at once, at least."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def _compiled(source: Path, name: str, capability: tuple[int, int]) -> tuple[bytes, bytes]:
-    """Machine code, and the function's name in it."""
+    """Machine code, and the function's name in it; kept on disk, since making it takes a moment."""
+    text = source.read_text(encoding="utf-8").encode()
+    architecture = f"sm_{capability[0]}{capability[1]}"
+    told = repr((text, name, architecture, torch.version.cuda)).encode()
+    kept = cache_folder() / f"{source.stem}-{hashlib.sha256(told).hexdigest()[:32]}.cubin"
+    with contextlib.suppress(OSError, ValueError):
+        mangled, code = kept.read_bytes().split(b"\n", 1)
+        if code.startswith(b"\x7fELF"):
+            return code, mangled
+    code, mangled = _compile(text, source.name, name, architecture)
+    with contextlib.suppress(OSError):  # no place to keep it: then it is made again the next time
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(kept, mangled + b"\n" + code)
+    return code, mangled
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept, as the desktop's conventions have it."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "scrlearn" / "kernels"
+
+
+def _compile(text: bytes, file: str, name: str, architecture: str) -> tuple[bytes, bytes]:
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
-    options = (f"--gpu-architecture=sm_{capability[0]}{capability[1]}".encode(), b"--std=c++17")
-    text = source.read_text(encoding="utf-8").encode()
-    status = nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, source.name.encode(), 0, None, None)
+    options = (f"--gpu-architecture={architecture}".encode(), b"--std=c++17")
+    status = nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, file.encode(), 0, None, None)
     if status:
-        raise CompilerError(f"NVRTC could not take {source.name} (error {status}).")
+        raise CompilerError(f"NVRTC could not take {file} (error {status}).")
     try:
         nvrtc.nvrtcAddNameExpression(program, name.encode())
         if nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options)):
             log = _bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-            raise CompilerError(f"{name} of {source.name} does not compile:\n{log.decode(errors='replace')}")
+            raise CompilerError(f"{name} of {file} does not compile:\n{log.decode(errors='replace')}")
         mangled = ctypes.c_char_p()
         nvrtc.nvrtcGetLoweredName(program, name.encode(), ctypes.byref(mangled))
         return _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), mangled.value or b""
@@ -100,7 +163,7 @@ def _nvrtc() -> ctypes.CDLL:
     root = Path(torch.__file__).parent
     places = [f"libnvrtc.so.{version}"]
     for folder in (root / "lib", *sorted((root.parent / "nvidia").glob("*/lib"))):
-        places += map(str, sorted(folder.glob(f"libnvrtc*.so.{version}*")))
+        places += map(str, sorted(folder.glob(f"libnvrtc.so.{version}*")))
     return _library(*places, "libnvrtc.so")
 
 

@@ -1,10 +1,13 @@
-// Runs the kernels of convolution.cu on a CPU: a thread for each of a block's, which meet where a warp's lanes meet.
+// Runs the CUDA kernels on a CPU: a thread for each of a block's, which meet where a warp's lanes meet. Blocks run one
+// after the other.
 
 #include <barrier>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #define EMULATED
@@ -18,6 +21,9 @@ typedef unsigned int u32;
 typedef unsigned short u16;
 struct float4 {
     float x, y, z, w;
+};
+struct uint4 {
+    u32 x, y, z, w;
 };
 struct Index {
     int x;
@@ -116,7 +122,14 @@ static float __shfl_xor_sync(u32, float value, int other) {
     return value;
 }
 
+static void __threadfence() {}
+static int atomicAdd(int* where, int value) { return std::exchange(*where, *where + value); }
+static float __ldcg(const float* from) { return *from; }
+
 #include CONVOLUTION
+#undef __shared__
+#define __shared__ static
+#include BATCH_NORM
 
 template <class Function>
 static void launch(int blocks, int threads, int bytes, Function function) {
@@ -167,6 +180,47 @@ extern "C" int run_weight_gradient(int inner, int outer, int blocks, int threads
         return 0; \
     }
     SIZES(DO)
+#undef DO
+    return 1;
+}
+
+#define CHANNELS(DO) DO(8) DO(24) DO(80) DO(160)
+
+extern "C" int run_statistics(int channels, int blocks, int threads, int bytes, const u16* x, float* partial, int* counter, const float* weight,
+                              const float* bias, float* mean, float* var, float* saved, int rows, float momentum, float eps) {
+#define DO(C) \
+    if (channels == C) { \
+        launch(blocks, threads, bytes, [=] { statistics<C>(x, partial, counter, weight, bias, mean, var, saved, rows, momentum, eps); }); \
+        return 0; \
+    }
+    CHANNELS(DO)
+#undef DO
+    return 1;
+}
+
+extern "C" int run_settle(int channels, int blocks, int threads, int bytes, const float* sums, int parts, const float* weight, const float* bias,
+                          float* mean, float* var, float* saved, int rows, float momentum, float eps) {
+#define DO(C) \
+    if (channels == C) { \
+        launch(blocks, threads, bytes, [=] { settle<C>(sums, parts, weight, bias, mean, var, saved, rows, momentum, eps); }); \
+        return 0; \
+    }
+    CHANNELS(DO)
+#undef DO
+    return 1;
+}
+
+extern "C" int run_backward_sums(int channels, int shortcut, int relu, int blocks, int threads, int bytes, const u16* dy, const u16* y,
+                                 const u16* x, float* partial, int* counter, const float* saved, float* d_weight, float* d_bias,
+                                 float* coefficients, int rows) {
+#define DO(C) \
+    if (channels == C) { \
+        auto* chosen = shortcut ? (relu ? backward_sums<C, true, true> : backward_sums<C, true, false>) \
+                                : (relu ? backward_sums<C, false, true> : backward_sums<C, false, false>); \
+        launch(blocks, threads, bytes, [=] { chosen(dy, y, x, partial, counter, saved, d_weight, d_bias, coefficients, rows); }); \
+        return 0; \
+    }
+    CHANNELS(DO)
 #undef DO
     return 1;
 }

@@ -1,0 +1,110 @@
+"""The sums that BatchNorm needs of a batch, by the kernels of batch_norm.cu."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from scrlearn.models import nvrtc
+
+SOURCE = Path(__file__).with_name("batch_norm.cu")
+THREADS, AT_ONCE = 256, 4  # as in the source
+MOST_CHANNELS = 1024
+
+
+def suits(x: Tensor) -> bool:
+    """Whether the kernels can do it for these images."""
+    channels = x.shape[1]
+    return channels % 8 == 0 and channels <= MOST_CHANNELS and nvrtc.can_run(x) and trusted(channels, x.get_device())
+
+
+def statistics(
+    x: Tensor, counter: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, momentum: float, eps: float
+) -> Tensor:
+    """Mean, inverse deviation, scale and shift of the batch, one after the other; moves the running mean and variance.
+
+    `counter` holds a 0, and does again when this is over.
+    """
+    channels = x.shape[1]
+    rows = x.numel() // channels
+    blocks = _blocks(rows, channels, x.get_device())
+    partial, saved = _floats(x, blocks * 2 * channels), _floats(x, 4 * channels)
+    kernel = nvrtc.kernel(SOURCE, f"statistics<{channels}>", x.get_device())
+    told = (weight, bias, mean, var, saved, rows, momentum, eps)
+    kernel(blocks, THREADS, 0, (x, partial, counter, *told))
+    return saved
+
+
+def settle(
+    sums: Tensor, rows: int, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, momentum: float, eps: float
+) -> Tensor:
+    """The same from sums that a convolution has made: parts × 2 × channels."""
+    channels = len(weight)
+    saved = _floats(sums, 4 * channels)
+    kernel = nvrtc.kernel(SOURCE, f"settle<{channels}>", sums.get_device())
+    told = (weight, bias, mean, var, saved, rows, momentum, eps)
+    kernel(channels // 8, THREADS, 0, (sums, len(sums), *told))
+    return saved
+
+
+def backward_sums(
+    dy: Tensor, y: Tensor, x: Tensor, counter: Tensor, saved: Tensor, shortcut: bool, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of weight and bias, and what the input's gradient needs of the batch: dx = scale · g + b · x + c."""
+    channels = x.shape[1]
+    rows = x.numel() // channels
+    blocks = _blocks(rows, channels, x.get_device())
+    partial, coefficients = _floats(x, blocks * 2 * channels), _floats(x, 2 * channels)
+    d_weight, d_bias = _floats(x, channels), _floats(x, channels)
+    name = f"backward_sums<{channels}, {_word(shortcut)}, {_word(relu)}>"
+    kernel = nvrtc.kernel(SOURCE, name, x.get_device())
+    kernel(blocks, THREADS, 0, (dy, y, x, partial, counter, saved, d_weight, d_bias, coefficients, rows))
+    return d_weight, d_bias, coefficients
+
+
+@functools.cache
+def trusted(channels: int, device: int) -> bool:
+    """Whether the kernels can be had on this device and give what PyTorch gives; tried once."""
+    return nvrtc.right(SOURCE, lambda: _error(channels, torch.device("cuda", device)))
+
+
+@torch.no_grad()
+def _error(channels: int, device: torch.device) -> float:
+    """The largest relative error of the statistics and of the gradients that follow, on small images."""
+    random = torch.Generator(device).manual_seed(0)
+    x, dy = (
+        torch.randn(5, channels, 9, 7, generator=random, device=device)
+        .bfloat16()
+        .contiguous(memory_format=torch.channels_last)
+        for _ in range(2)
+    )
+    weight, bias, mean, var = (torch.rand(channels, generator=random, device=device) + 0.5 for _ in range(4))
+    counter = torch.zeros(1, dtype=torch.int32, device=device)
+    saved = statistics(x, counter, weight, bias, mean.clone(), var.clone(), 0.1, 1e-5)
+    parts = torch.stack([x.float().sum((0, 2, 3)), x.float().square().sum((0, 2, 3))])[None]
+    settled = settle(parts, x.numel() // channels, weight, bias, mean.clone(), var.clone(), 0.1, 1e-5)
+    d_weight, d_bias, _ = backward_sums(dy, x, x, counter, saved, shortcut=False, relu=False)
+    variance, average = torch.var_mean(x.float(), (0, 2, 3), correction=0)
+    inverse = (variance + 1e-5).rsqrt()
+    right = torch.cat([average, inverse, weight * inverse, bias - average * weight * inverse])
+    centred = (x.float() - average[:, None, None]) * inverse[:, None, None]
+    found = (saved, settled, d_weight, d_bias)
+    expected = (right, right, (dy.float() * centred).sum((0, 2, 3)), dy.float().sum((0, 2, 3)))
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
+
+
+def _blocks(rows: int, channels: int, device: int) -> int:
+    """Two for each processor, or as few as have two turns each."""
+    turn = THREADS // (channels // 8) * AT_ONCE
+    return max(1, min(2 * nvrtc.processors(device), -(-rows // (2 * turn))))
+
+
+def _floats(like: Tensor, size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.float32, device=like.device)
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"
