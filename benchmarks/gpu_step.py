@@ -1,10 +1,10 @@
-"""Milliseconds per SCR step on a CUDA device, by how it is run, and what share of the card that is.
+"""Milliseconds per step on a CUDA device, by how it is run, and what share of the card that is.
 
-    python benchmarks/gpu_step.py [--seeds 1,4,10] [--memory 2000] [--steps 200] [--json FILE]
+    python benchmarks/gpu_step.py [--seeds 1,4,10] [--methods er,mir] [--memory 2000] [--steps 200] [--json FILE]
 
-Steps are taken on random images, with a full memory. "Bytes" and "operations" are the least a step must move and
-compute: every activation of the encoder written and read once each way, and the multiplications of its convolutions;
-they are set against the copy bandwidth and the bfloat16 rate measured on this card in the same run.
+Steps are taken on random images, with a full memory. For SCR, "bytes" and "operations" are the least a step must move
+and compute: every activation of the encoder written and read once each way, and the multiplications of its
+convolutions; they are set against the copy bandwidth and the bfloat16 rate measured on this card in the same run.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def made_up(images: int) -> Dataset:
     return Dataset("made up", ArrayImages(pixels, labels), ArrayImages(pixels[:100], labels[:100]), names)
 
 
-def learner(seed: int, memory: int, precision: str) -> Learner:
+def learner(seed: int, memory: int, precision: str, method: str = "scr") -> Learner:
     return make_learner(
-        "scr", image_shape=(3, 32, 32), memory_size=memory, device="cuda", precision=precision, seed=seed
+        method, image_shape=(3, 32, 32), memory_size=memory, device="cuda", precision=precision, seed=seed
     )
 
 
-def graph_steps(seeds: int, memory: int, precision: str, steps: int) -> float:
+def graph_steps(seeds: int, memory: int, precision: str, steps: int, method: str = "scr") -> float:
     """Seconds per step and seed with so many seeds side by side."""
     filling = memory // BATCH + 20
     dataset = made_up((filling + steps) * BATCH)
@@ -50,7 +50,7 @@ def graph_steps(seeds: int, memory: int, precision: str, steps: int) -> float:
     lanes = []
     for seed in range(seeds):
         stream = class_incremental(dataset, tasks=1, seed=seed, batch_size=BATCH)
-        lane = Lane(learner(seed, memory, precision), stream, pixels)
+        lane = Lane(learner(seed, memory, precision, method), stream, pixels)
         lane.order.copy_(stream.order(stream.tasks[0]))
         lanes.append(lane)
     torch.cuda.synchronize()
@@ -111,6 +111,7 @@ def least_work(images: int = 220) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="1,4,10")
+    parser.add_argument("--methods", default="er,a-gem,mir,aser,gss", help="beside SCR, with the most seeds")
     parser.add_argument("--memory", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--json", type=Path)
@@ -121,22 +122,31 @@ def main() -> None:
     rates, work = card(), least_work()
     rows: dict[str, float] = {}
     for precision in ("fp32", "bf16"):
-        rows[f"eager, {precision}"] = eager_steps(given.memory, precision, min(given.steps, 50))
-        rows[f"graph, {precision}"] = graph_steps(1, given.memory, precision, given.steps)
+        rows[f"scr, eager, {precision}"] = eager_steps(given.memory, precision, min(given.steps, 50))
+        rows[f"scr, graph, {precision}"] = graph_steps(1, given.memory, precision, given.steps)
     for seeds in (int(n) for n in given.seeds.split(",") if int(n) > 1):
-        rows[f"graph, bf16, {seeds} seeds side by side"] = graph_steps(seeds, given.memory, "bf16", given.steps)
+        rows[f"scr, graph, bf16, {seeds} seeds side by side"] = graph_steps(seeds, given.memory, "bf16", given.steps)
     for memory in (1000, 50000):
-        rows[f"graph, bf16, M = {memory}"] = graph_steps(1, memory, "bf16", given.steps)
+        rows[f"scr, graph, bf16, M = {memory}"] = graph_steps(1, memory, "bf16", given.steps)
+    most = max(int(n) for n in given.seeds.split(","))
+    others = {
+        f"{method}, graph, bf16, {most} seeds side by side": graph_steps(
+            most, given.memory, "bf16", min(given.steps, 100), method
+        )
+        for method in filter(None, given.methods.split(","))
+    }
     print(f"{torch.cuda.get_device_name()}: {rates['bytes_per_second'] / 1e12:.2f} TB/s copied, ", end="")
     print(f"{rates['operations_per_second'] / 1e12:.0f} TFLOP/s in bfloat16; torch {torch.__version__}")
     for name, spent in rows.items():
         bandwidth = work["bytes"] / spent / rates["bytes_per_second"]
         rate = work["operations"] / spent / rates["operations_per_second"]
-        print(f"  {name:<36}{spent * 1000:8.3f} ms per step   {bandwidth:6.1%} of bandwidth   {rate:6.1%} of the rate")
+        print(f"  {name:<42}{spent * 1000:8.3f} ms per step   {bandwidth:6.1%} of bandwidth   {rate:6.1%} of the rate")
+    for name, spent in others.items():
+        print(f"  {name:<42}{spent * 1000:8.3f} ms per step")
     print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
     if given.json:
         about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "card": rates, "least_work": work}
-        given.json.write_text(json.dumps({**about, "seconds_per_step": rows}, indent=2) + "\n")
+        given.json.write_text(json.dumps({**about, "seconds_per_step": rows | others}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
