@@ -40,25 +40,34 @@ class Kernel:
 
     def __init__(self, source: Path, name: str, device: int) -> None:
         self.driver = _library("libcuda.so.1")
-        self.name, self.shared = name, _WITHOUT_ASKING
+        self.name, self.device, self.shared = name, device, _WITHOUT_ASKING
         self.function = ctypes.c_void_p()
         self.module = ctypes.c_void_p()
         code, mangled = _compiled(source, name, torch.cuda.get_device_capability(device))
-        torch.cuda.current_stream(device)  # makes the context
+        self._enter()
         self._check(self.driver.cuModuleLoadData(ctypes.byref(self.module), code))
         self._check(self.driver.cuModuleGetFunction(ctypes.byref(self.function), self.module, mangled))
 
     def __call__(self, blocks: int, threads: int, shared: int, arguments: Sequence[Tensor | int | float]) -> None:
         """Launch it on the current stream: tensors are passed as addresses, numbers in 32 bits."""
+        self._enter()
         if shared > self.shared:
             self._check(self.driver.cuFuncSetAttribute(self.function, _SHARED_MEMORY, shared))
             self.shared = shared
         values = [as_c(value) for value in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        stream = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
         self._check(
             self.driver.cuLaunchKernel(self.function, blocks, 1, 1, threads, 1, 1, shared, stream, pointers, None)
         )
+
+    def _enter(self) -> None:
+        """PyTorch's context, also in a thread that has not used it: gradients are computed in one of their own."""
+        context = ctypes.c_void_p()
+        self._check(self.driver.cuCtxGetCurrent(ctypes.byref(context)))
+        if not context.value:
+            self._check(self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.device))
+            self._check(self.driver.cuCtxSetCurrent(context))
 
     def _check(self, status: int) -> None:
         if status:
