@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+MOST_ROWS = 4096  # of the loss in one kernel, which takes all rows at once
 
 
 def supervised_contrastive_loss(z: Tensor, y: Tensor, temperature: float = 0.1) -> Tensor:
@@ -35,6 +40,8 @@ def supervised_contrastive_loss(z: Tensor, y: Tensor, temperature: float = 0.1) 
     >>> round(supervised_contrastive_loss(z, torch.tensor([0, 0, 1, 1]), temperature=1.0).item(), 4)
     0.5514
     """
+    if z.is_cuda and z.dtype == torch.float32 and len(z) <= MOST_ROWS and (fused := _fused()) is not None:
+        return fused(z, y, temperature)
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
     logits = (z @ z.T / temperature).masked_fill(itself, -torch.inf)
     log_probability = logits - torch.logsumexp(logits, dim=1, keepdim=True)
@@ -44,6 +51,16 @@ def supervised_contrastive_loss(z: Tensor, y: Tensor, temperature: float = 0.1) 
     return -likelihood.mean()
 
 
+@functools.cache
+def _fused() -> Callable[[Tensor, Tensor, float], Tensor] | None:
+    """The loss as one kernel for CUDA; None without Triton."""
+    try:
+        from scrlearn.losses_fused import supervised_contrastive_loss as fused
+    except ImportError:
+        return None
+    return fused
+
+
 def distillation_loss(
     student: Tensor, teacher: Tensor, temperature: float = 2.0, weight: Tensor | None = None
 ) -> Tensor:
@@ -51,17 +68,20 @@ def distillation_loss(
 
     .. math:: T^2 \cdot \mathrm{KL}\big(\sigma(t / T) \,\|\, \sigma(s / T)\big)
 
-    Columns where the teacher has no class (``-inf``) are left out on both sides. Averaged over the rows, each times its
-    `weight` where one is given.
+    Columns where the teacher has no class (``-inf``) are left out on both sides; a teacher without any class teaches
+    nothing, and the loss is 0. Averaged over the rows, each times its `weight` where one is given.
 
     References
     ----------
     Hinton et al., "Distilling the Knowledge in a Neural Network", 2015.
     """
     known = torch.isfinite(teacher)
+    some = known.any(dim=1, keepdim=True)  # a softmax over nothing would be NaN
+    teacher = torch.where(some, teacher, 0.0)
+    student = torch.where(some, student.masked_fill(~known, -torch.inf), 0.0)
     target = torch.softmax(teacher / temperature, dim=1)
     log_target = torch.log_softmax(teacher / temperature, dim=1).masked_fill(~known, 0.0)
-    log_student = torch.log_softmax(student.masked_fill(~known, -torch.inf) / temperature, dim=1)
+    log_student = torch.log_softmax(student / temperature, dim=1)
     divergence = target * (log_target - log_student.masked_fill(~known, 0.0))
     each = divergence.sum(1)
     return (each if weight is None else weight * each).mean() * temperature**2

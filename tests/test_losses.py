@@ -149,6 +149,17 @@ def test_distillation_gradient_and_what_the_teacher_does_not_know():
     torch.testing.assert_close(gradient, 2**2 * (q - p) / 2 / 3)
 
 
+def test_a_teacher_without_classes_teaches_nothing():
+    student = torch.randn(3, 4, requires_grad=True)
+    teacher = torch.randn(3, 4)
+    teacher[1] = -torch.inf
+    loss = distillation_loss(student, teacher)
+    (gradient,) = torch.autograd.grad(loss, student)
+    assert torch.equal(gradient[1], torch.zeros(4))
+    rest = distillation_loss(student[[0, 2]], teacher[[0, 2]])
+    assert loss.item() == pytest.approx(2 / 3 * rest.item(), rel=1e-5)
+
+
 def test_distillation_of_a_student_that_answers_as_its_teacher_is_zero():
     logits = torch.tensor([[2.0, -1.0, 0.5]]).requires_grad_()
     loss = distillation_loss(logits, logits.detach() + 7.0)
@@ -172,3 +183,31 @@ def test_cross_entropy_leaves_out_classes_not_met():
     (gradient,) = torch.autograd.grad(loss, leaf)
     assert loss.item() == pytest.approx(expected / 2, abs=1e-12)
     assert not gradient[:, 2].any()
+
+
+# ---------------------------------------------------------------- as one kernel
+
+
+@pytest.mark.device
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOnTheDevice:
+    @pytest.mark.parametrize("temperature", [0.07, 1.0])
+    @pytest.mark.parametrize(("rows", "classes"), [(220, 12), (8, 3), (30, 1000), (2, 1), (1, 1), (2020, 100)])
+    def test_the_kernel_and_its_gradient_are_those_of_the_formula(self, rows, classes, temperature):
+        random = torch.Generator().manual_seed(rows)
+        z = F.normalize(torch.randn(rows, 128, generator=random), dim=1)
+        y = torch.randint(classes, (rows,), generator=random)
+        near, exact = z.cuda().requires_grad_(), z.double().requires_grad_()
+        found = supervised_contrastive_loss(near, y.cuda(), temperature)
+        assert "SupervisedContrastive" in type(found.grad_fn).__name__
+        expected = supervised_contrastive_loss(exact, y, temperature)
+        torch.testing.assert_close(found.detach().cpu().double(), expected.detach(), rtol=1e-4, atol=1e-5)
+        (gradient,), (right,) = torch.autograd.grad(3 * found, near), torch.autograd.grad(3 * expected, exact)
+        torch.testing.assert_close(
+            gradient.cpu().double(), right, rtol=1e-3, atol=1e-4 * right.abs().max().item() + 1e-9
+        )
+
+    def test_it_gives_the_same_bits_every_time(self):
+        z = F.normalize(torch.randn(220, 128, generator=torch.Generator().manual_seed(0)), dim=1).cuda()
+        y = torch.arange(220).cuda() % 7
+        assert len({supervised_contrastive_loss(z, y, 0.1).item() for _ in range(5)}) == 1
