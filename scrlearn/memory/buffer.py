@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -11,6 +12,18 @@ from scrlearn.errors import InputError
 
 # Drawing k of n by rejection needs n well above k; below this factor a random key per image is sorted instead.
 REJECTION_FACTOR = 16
+MOST_FUSED = 2048
+
+
+def fused_kernels(numbers: Tensor) -> ModuleType | None:
+    """The same as single kernels, for so many numbers on a CUDA device with Triton."""
+    if not numbers.is_cuda or not 0 < len(numbers) <= MOST_FUSED:
+        return None
+    try:
+        from scrlearn.memory import fused
+    except ImportError:
+        return None
+    return fused
 
 
 class Memory:
@@ -65,13 +78,15 @@ class Memory:
 
     def write(self, slots: Tensor, x: Tensor, y: Tensor) -> None:
         """Store images in slots; slot `capacity` is the spare one. Of two images for one slot the later stays."""
-        same = slots[:, None] == slots[None, :]
-        replaced = same.triu(1).any(1)
-        slots = torch.where(replaced, self.capacity, slots)
+        if (kernels := fused_kernels(slots)) is not None:
+            slots = kernels.resolve(slots, self.seen, self.filled, self.capacity)
+        else:
+            replaced = (slots[:, None] == slots[None, :]).triu(1).any(1)
+            slots = torch.where(replaced, self.capacity, slots)
+            self.seen += len(x)
+            self.filled.copy_((self.filled + len(x)).clamp(max=self.capacity))
         self.images.index_copy_(0, slots, x)
         self.labels.index_copy_(0, slots, y)
-        self.seen += len(x)
-        self.filled.copy_((self.filled + len(x)).clamp(max=self.capacity))
 
     def advance(self, images: int) -> None:
         """Keep the host's count: this many images were offered in a step."""
@@ -98,6 +113,8 @@ class Memory:
         """
         draws = 2 * count + 16
         uniform = torch.rand(draws, generator=generator, device=self.device, dtype=torch.float64)
+        if (kernels := fused_kernels(uniform)) is not None:
+            return kernels.pick(uniform, self.filled, count)  # type: ignore[no-any-return]
         drawn = (uniform * self.filled).long()
         repeats = (drawn[:, None] == drawn[None, :]).tril(-1).any(1)
         first = torch.argsort(repeats.to(torch.int8), stable=True)[:count]
