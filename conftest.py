@@ -2,6 +2,12 @@
 
 import importlib.util
 
-NEED_TRITON = ["scrlearn/augment_fused.py", "scrlearn/models/fused.py", "scrlearn/models/fused_conv.py"]
+NEED_TRITON = [
+    "scrlearn/augment_fused.py",
+    "scrlearn/losses_fused.py",
+    "scrlearn/memory/fused.py",
+    "scrlearn/models/fused.py",
+    "scrlearn/models/fused_conv.py",
+]
 
 collect_ignore = [] if importlib.util.find_spec("triton") else NEED_TRITON

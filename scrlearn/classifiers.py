@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from scrlearn.randomness import derived_seed
 
 SMALLEST_SHARE = 1e-4
+INVERSE_TEMPERATURES = 0.1, 1e6  # cosines are rounded to about 1e-7
 
 
 class SoftmaxHead(nn.Module):
@@ -187,6 +188,80 @@ class LinearDiscriminant:
         """Log-density of each class up to a constant, ``-inf`` where a class has no mean."""
         scores = F.normalize(features, dim=1).double() @ self.weight.T + self.bias
         return scores.float().masked_fill(~self.present, -torch.inf)
+
+
+def leave_one_out(features: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Cosine similarities of images to the prototypes made from them, each image's own prototype without itself.
+
+    Without an image, the sum of its class is the sum less the image, so this costs no more than the prototypes do. Also
+    given: which images have a class with another image, and so can be compared with it at all.
+
+    >>> z = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+    >>> leave_one_out(z, torch.tensor([0, 0, 1]), num_classes=2)
+    (tensor([[0.8000, 0.0000],
+            [0.8000, 0.6000],
+            [0.3162, 1.0000]]), tensor([ True,  True, False]))
+    """
+    features = F.normalize(features, dim=1)
+    ncm = NearestClassMean.fit(features, y, num_classes)
+    member = (y[None, :] == torch.arange(num_classes, device=y.device)[:, None]).to(features.dtype)
+    others = member.sum(1)[y] > 1
+    own = F.normalize((member @ features)[y] - features, dim=1)
+    scores = ncm.scores(features)
+    rows = torch.arange(len(y), device=y.device)[others]
+    scores[rows, y[others]] = (own * features).sum(1)[others]
+    return scores, others
+
+
+def fit_temperature(scores: Tensor, y: Tensor, default: float) -> float:
+    r"""The temperature T for which ``softmax(scores / T)`` says best how likely each class is.
+
+    It minimises the negative log-likelihood of the classes, which is convex in 1/T. As Platt does for two classes, the
+    right class has the weight 1 − 1/(n + 2) of n samples and the others share the rest, so that samples that are all
+    right do not make everything certain.
+
+    Parameters
+    ----------
+    scores, y
+        One row a sample, best of samples that the scores were not made from; and their classes. Classes that have
+        ``-inf`` everywhere are left out.
+    default
+        What to give where nothing can be told: no samples, one class, or the same scores for all classes.
+
+    References
+    ----------
+    Guo et al., "On Calibration of Modern Neural Networks", ICML 2017; Platt, "Probabilistic Outputs for Support Vector
+    Machines", 1999.
+
+    Examples
+    --------
+    >>> round(fit_temperature(torch.eye(2).repeat(9, 1), torch.tensor([0, 1] * 9), default=1.0), 3)
+    0.34
+    """
+    present = torch.isfinite(scores).all(0)
+    if len(y) == 0 or int(present.sum()) < 2:
+        return default
+    s = scores[:, present].double()
+    s = s - s.mean(1, keepdim=True)  # then the scores of the others add up to minus the right one's
+    if not bool(s.any()):
+        return default
+    right = s.gather(1, (present.cumsum(0) - 1)[y][:, None])[:, 0]
+    rest = 1 / (len(y) + 2)
+    target = float(((1 - rest) * right - rest * right / (s.shape[1] - 1)).mean())
+    low, high = INVERSE_TEMPERATURES
+    inverse = 1 / default
+    for _ in range(60):  # Newton's steps, and halves of what is left where one leads outside
+        p = torch.softmax(inverse * s, dim=1)
+        mean = (p * s).sum(1)
+        slope = float(mean.mean()) - target
+        curvature = float(((p * s * s).sum(1) - mean.square()).mean())
+        low, high = (low, inverse) if slope > 0 else (inverse, high)
+        before, inverse = inverse, inverse - slope / curvature if curvature > 0 else math.inf
+        if not low < inverse < high:
+            inverse = math.sqrt(low * high)
+        if abs(inverse - before) <= 1e-4 * inverse:
+            break
+    return 1 / inverse
 
 
 def shrunk_covariance(centred: Tensor) -> tuple[Tensor, Tensor]:

@@ -239,7 +239,7 @@ def run(
         "checkpoint_seconds": checkpoint_seconds,
     }
     if not quiet:
-        _say_what_is_kept(out, resume)
+        _say_what_is_kept(out, resume, range(seed, seed + seeds))
     results = _run(config, seeds, parallel, out, quiet, how, tensorboard)
     _report(results, several=seeds > 1, as_json=as_json, quiet=quiet, out=out)
 
@@ -258,15 +258,17 @@ def _options(given: list[str]) -> dict[str, Any]:
     return options
 
 
-def _say_what_is_kept(out: Path | None, resume: bool) -> None:
-    from scrlearn.experiments.folders import CHECKPOINT, RESULT, SUMMARY
+def _say_what_is_kept(out: Path | None, resume: bool, seeds: range) -> None:
+    from scrlearn.experiments.folders import CHECKPOINT, RESULT
 
     if out is None:
         _say("Nothing is written without --out DIR.")
-    elif resume and any((out / name).exists() for name in (RESULT, SUMMARY)):
-        _say(f"The run in {out} is complete.")
-    elif resume and not list(out.glob(f"**/{CHECKPOINT}")):
-        _say(f"There is no checkpoint in {out} yet: starting.")
+    elif resume:
+        folders = [out / f"seed-{seed}" for seed in seeds] if len(seeds) > 1 else [out]
+        if all((folder / RESULT).exists() for folder in folders):
+            _say(f"The run in {out} is complete.")
+        elif not any((folder / name).exists() for folder in folders for name in (RESULT, CHECKPOINT)):
+            _say(f"There is no checkpoint in {out} yet: starting.")
 
 
 def _run(
@@ -461,12 +463,15 @@ def data_download(
 def predict(
     model: Annotated[Path, typer.Argument(help="What OnlineClassifier.save wrote, or a run's checkpoint.scr.")],
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
+    device: Annotated[
+        str, typer.Option(help="auto (that of the model, where it is there), cpu, cuda, cuda:1.")
+    ] = "auto",
     as_json: JsonFlag = False,
 ) -> None:
     """Say which class each image is, with its probability: a line for each file (label, probability, file)."""
     from scrlearn.experiments.prediction import predict_files
 
-    predictions = predict_files(model, images)
+    predictions = predict_files(model, images, device=device)
     if as_json:
         _print_json([{"file": str(p.file), "label": p.label, "probability": p.probability} for p in predictions])
         return

@@ -59,13 +59,16 @@ def tune(
     ),
     sampler_seed: Annotated[int, typer.Option(min=0, help="Fixes what is proposed.")] = 0,
     prune: Annotated[bool, typer.Option("--prune", help="Give bad trials up after their first seed.")] = False,
+    at_once: Annotated[
+        int, typer.Option(min=1, help="Trials proposed together, and on a GPU run side by side with all their seeds.")
+    ] = 1,
     data_root: DataRoot = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, bf16, tf32, fp32.")] = "auto",
     engine: Annotated[str, typer.Option(help="How a step runs: auto, eager, graph.")] = "auto",
     parallel: Annotated[
-        int | None, typer.Option(min=1, help="Seeds side by side on a GPU. (default: as many as it has room for)")
+        int | None, typer.Option(min=1, help="Runs side by side on a GPU. (default: as many as it has room for)")
     ] = None,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
@@ -74,7 +77,7 @@ def tune(
 
     Each trial tests on training images that were held out. Trials are kept in a file: stop with Ctrl-C, and the same
     command goes on. At the end comes the `scr run` command with the best values. Needs Optuna: pip install
-    "scrlearn[tune]".
+    "scrlearn\\[tune]".
     """
     if holdout <= 0:
         raise typer.BadParameter("above 0, or there is nothing to test on but the test images", param_hint="--holdout")
@@ -109,6 +112,7 @@ def tune(
             study=study,
             sampler_seed=sampler_seed,
             prune=prune,
+            at_once=at_once,
             data_root=data_root,
             download=download,
             parallel=parallel,
@@ -179,7 +183,7 @@ class Bars:
 
     def progress(self, moment: Moment) -> None:
         """A run of the trial is this far."""
-        self.runs[moment.seed] = moment.step / max(1, moment.steps)
+        self.runs[moment.run] = moment.step / max(1, moment.steps)
         self._show()
 
     def ended(self, trial: Trial) -> None:

@@ -7,9 +7,11 @@ import importlib
 import logging
 import os
 import socket
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from scrlearn.errors import InputError
 
@@ -56,9 +58,40 @@ def connected(address: str, object_store_memory: int | None = None) -> Iterator[
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f'Ray at "{address}" cannot be used: {str(error).splitlines()[0]} {_ADVICE}') from error
     try:
-        yield ray
+        with _ray_aside():
+            yield ray
     finally:
         ray.shutdown()
+
+
+class _Stdout:
+    """Standard output, but for Ray's own threads: what they say of machines is no result, and goes to the other."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def _aim(self) -> TextIO:
+        return sys.stderr if threading.current_thread().name.startswith("ray_") else self._stream
+
+    def write(self, text: str) -> int:
+        return self._aim().write(text)
+
+    def flush(self) -> None:
+        self._aim().flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _ray_aside() -> Iterator[None]:
+    before, mine = sys.stdout, cast(TextIO, _Stdout(sys.stdout))
+    sys.stdout = mine
+    try:
+        yield
+    finally:
+        if sys.stdout is mine:
+            sys.stdout = before
 
 
 _ADVICE = "Start a cluster with `ray start --head`, and give the address that it prints; or use this machine: local."

@@ -23,7 +23,24 @@ def resolve_device(device: str | torch.device) -> torch.device:
         raise InputError(f'"{device}" is no device. Use "auto", "cpu", "cuda" or "cuda:1".') from error
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f'Device "{device}" was asked for, but torch sees no CUDA device. Use device="cpu" or "auto".')
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        raise InputError(
+            f'Device "{device}" was asked for, but torch sees {torch.cuda.device_count()} of them, counted from 0. Use '
+            '"cuda:0" or "auto".'
+        )
+    if resolved.type not in ("cpu", "cuda"):
+        _check_other(resolved)
     return resolved
+
+
+def _check_other(device: torch.device) -> None:
+    """A learner needs random numbers on its device, so a device without them is none."""
+    try:
+        torch.Generator(device=device)
+    except RuntimeError as error:
+        raise InputError(
+            f'Device "{device}" was asked for, but it cannot be used here. Use "cpu" or "auto".'
+        ) from error
 
 
 def resolve_precision(precision: str, device: torch.device, image_shape: tuple[int, int, int]) -> str:
@@ -41,6 +58,17 @@ def resolve_precision(precision: str, device: torch.device, image_shape: tuple[i
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
     return "bf16" if device.type == "cpu" and _cpu_has_bf16() else "fp32"
+
+
+def nearest_precision(precision: str, device: torch.device) -> str:
+    """The precision itself where the device computes in it, else "fp32", which has all its digits and more.
+
+    >>> nearest_precision("tf32", torch.device("cpu"))
+    'fp32'
+    """
+    if precision == "bf16":
+        return resolve_precision("auto", device, (1, TINY, TINY))
+    return precision if device.type == "cuda" else "fp32"
 
 
 def _cpu_has_bf16() -> bool:

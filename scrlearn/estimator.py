@@ -19,16 +19,22 @@ from torch import Tensor, nn
 from scrlearn import __version__
 from scrlearn.checkpoint import digest, load_checkpoint, save_checkpoint
 from scrlearn.devices import resolve_device
+from scrlearn.engine import GraphRunner, why_not_graph
 from scrlearn.errors import CheckpointError, InputError, NotFittedError, ScrlearnError, suggest
 from scrlearn.images import Array, Images, Shape, to_tensor
 from scrlearn.labels import Labels, decode, encode, label_array, read_label, read_labels
 from scrlearn.learners import Learner, find_method, make_learner
 from scrlearn.learners.methods import PARTS, SURROUNDINGS
-from scrlearn.randomness import derived_seed, generator
+from scrlearn.randomness import derived_seed
 
 KIND = "OnlineClassifier"
-# these say how images come in, not what learns from them, so they may change at any time
-FREE = frozenset({"batch_size", "image_size"})
+# these say how images come in and how a step runs, not what is learned, so they may change at any time
+FREE = frozenset({"batch_size", "image_size", "engine"})
+ENGINES = ("auto", "eager", "graph")
+LOST = (
+    "so what was learned is lost. Start afresh with a smaller learning_rate or larger batches, or go on from a saved "
+    "file."
+)
 
 
 class Stored(NamedTuple):
@@ -62,7 +68,12 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Any module that maps images N×C×H×W (floats in [0, 1]) to vectors N×d; learning starts from its weights, on a
         copy. None: the reduced ResNet18.
     classifier
-        "ncm" (nearest class mean) or "softmax"; None: the method's own.
+        Who answers; None: the method's own. All that a learner has can be asked without training again.
+
+        - "softmax": the linear layer that is trained with the encoder; it favours the classes seen last.
+        - "ncm": the class whose mean over the stored images is nearest.
+        - "combined": the log-probabilities of these two, added up.
+        - "lda": as "ncm", in the metric of the covariance that the classes share; needs some images of each class.
     batch_size
         Images learned in one step. What is given at once is cut into batches of this size, in order.
     device
@@ -74,6 +85,11 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     image_size
         Side, or height and width, that images are brought to (scaled until they cover it, the middle taken). None: all
         images must have the size of the first batch.
+    engine
+        How steps and answers are computed, with the same outcome: "eager" (plain PyTorch), "graph" (as CUDA graphs,
+        with a warning where that is not possible), or "auto": graphs on a CUDA device, unless an encoder or another
+        part of your own is used, which nobody knows to be recordable. Sizes of batches that do not come again and
+        again run eagerly.
     **options
         Any option of the method's parts: temperature=0.2, retrieve="aser", augment=a callable, ... None: the default.
 
@@ -117,6 +133,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         precision: str = "auto",
         seed: int = 0,
         image_size: int | tuple[int, int] | None = None,
+        engine: str = "auto",
         **options: Any,
     ) -> None:
         _check_names(method, options)
@@ -129,11 +146,13 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.precision = precision
         self.seed = seed
         self.image_size = image_size
+        self.engine = engine
         self._options = options
         self._learner: Learner | None = None
         self._built: dict[str, Any] = {}
         self._index: dict[Hashable, int] = {}
         self._told: set[Hashable] = set()
+        self._told_of_tasks = False
         self._forget_answers()
 
     # ---------------------------------------------------------------- parameters
@@ -143,13 +162,16 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return {**super().get_params(deep), **self._options}
 
     def set_params(self, **params: Any) -> Self:
-        """Change parameters. Those of the learner take effect with `fit`; batch_size and image_size at once."""
+        """Change parameters. Those of the learner take effect with `fit`; batch_size, image_size, engine at once."""
         named = {*self._get_param_names()}
         options = {**self._options, **{name: value for name, value in params.items() if name not in named}}
         _check_names(params.get("method", self.method), options)
+        _check_engine(params.get("engine", self.engine))
         for name in named & params.keys():
             setattr(self, name, params[name])
         self._options = options
+        if "engine" in params and self._learner is not None:
+            self._choose_runner(self._learner)
         return self
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -180,8 +202,20 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self._learner is None:
             self._learn(self._build(_shape(x)), {}, x, names, progress)
         else:
+            self._warn_of_tasks(self._learner, names)
             self._learn(self._learner, self._index, x, names, progress)
         return self
+
+    def _warn_of_tasks(self, learner: Learner, names: list[Hashable]) -> None:
+        """Say once that a method which lives on `end_task` has never heard of one, when new classes come later on."""
+        if learner.needs_task_ends and not learner.tasks and not self._told_of_tasks and {*names} - self._index.keys():
+            self._told_of_tasks = True
+            warnings.warn(
+                f'New classes have come, and "{self.method}" protects what it learned before the last end_task(), '
+                "which nobody has called: older classes are forgotten as by fine-tuning. Call end_task() before what "
+                'is new, or use a method that needs no such hint, such as "scr".',
+                stacklevel=3,
+            )
 
     def end_task(self) -> Self:
         """A hint that what comes next differs from what came before; most methods ignore it."""
@@ -240,11 +274,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     self._adopt(learner, index)
                 show(min(stop, len(x)), loss)
         if not math.isfinite(loss.item()):
-            warnings.warn(
-                "The loss is no longer a finite number, so what was learned is lost. Start afresh with a smaller "
-                "learning_rate, or go on from a saved file.",
-                stacklevel=3,
-            )
+            warnings.warn(f"The loss is no longer a finite number, {LOST}", stacklevel=3)
 
     def _step(self, learner: Learner, index: dict[Hashable, int], x: Tensor, names: list[Hashable]) -> Tensor:
         """Learn one batch; its new classes get their numbers."""
@@ -270,6 +300,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """A new learner for images of this shape."""
         self._check_values()
         given = {name: value for name, value in self._chosen().items() if value is not None}
+        given = {**find_method(self.method).without_tasks, **given}  # nothing is known of the stream
         # parts keep state: each learner needs its own
         given |= {role: copy.deepcopy(given[role]) for role in PARTS if role in given}
         try:
@@ -285,13 +316,21 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise InputError(
                 "There is nothing to train: every parameter of the encoder is frozen, and no head is used."
             )
-        if self.encoder is not None:
-            _take_single_images(learner.network.encoder)
+        self._choose_runner(learner)
         return learner
+
+    def _choose_runner(self, learner: Learner) -> None:
+        """Let steps and answers run as CUDA graphs, where that is asked for and possible."""
+        reason = "eager" if self.engine == "eager" else why_not_graph(learner)
+        if reason is not None and self.engine == "graph":
+            warnings.warn(f"Running eagerly: {reason}.", stacklevel=4)
+        if reason is None and self.engine == "auto" and self._has_foreign_parts():
+            reason = "nobody knows whether a part from elsewhere can be recorded"
+        learner.runner = learner.run_directly if reason is not None else GraphRunner(learner)
 
     def _adopt(self, learner: Learner, index: dict[Hashable, int]) -> None:
         self._learner, self._index = learner, index
-        self._built, self._told = self._chosen(), set()
+        self._built, self._told, self._told_of_tasks = self._chosen(), set(), False
 
     def _chosen(self) -> dict[str, Any]:
         """The parameters a learner is built from."""
@@ -301,6 +340,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.memory_size is not None:
             _whole("memory_size", self.memory_size, 0)
         _whole("seed", self.seed, 0)
+        _check_engine(self.engine)
         if self.encoder is not None and not isinstance(self.encoder, nn.Module):
             raise InputError(
                 f"encoder is a {type(self.encoder).__name__}; it must be a torch.nn.Module that maps images N×C×H×W to "
@@ -420,7 +460,10 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if (classifier or learner.classifier) == "ncm" and "ncm" in learner.classifiers:
             self._warn_of_missing(learner)
         answer: Tensor = getattr(learner, question)(x, classifier)
-        return answer.float().cpu().numpy()[:, [*self._index.values()]]
+        columns = answer.float().cpu().numpy()[:, [*self._index.values()]]
+        if np.isnan(columns).any():
+            warnings.warn(f"Some answers are no numbers, {LOST}", stacklevel=3)
+        return columns
 
     def _warn_of_missing(self, learner: Learner) -> None:
         """Say once for each class that it has no image left in memory."""
@@ -512,10 +555,6 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _restore(self, state: dict[str, Any], meta: dict[str, Any]) -> None:
         learner = self._build((*meta["image_shape"],))
         _check_encoder(learner.network, state["network"], meta["frozen"])
-        if state["generator"].shape != learner.generator.get_state().shape:
-            # another kind of device has another kind of random numbers: begin a new stream of them
-            fresh = generator(learner.seed, "moved", state["steps"], device=learner.device)
-            state = {**state, "generator": fresh.get_state()}
         try:
             learner.load_state_dict(state)
         except (RuntimeError, KeyError) as error:
@@ -536,6 +575,11 @@ def _check_names(method: str, options: dict[str, Any]) -> None:
     for name in chosen:
         if name not in known or name in SURROUNDINGS:
             raise InputError(f'Method "{method}" has no option "{name}".{suggest(name, known)}')
+
+
+def _check_engine(engine: str) -> None:
+    if engine not in ENGINES:
+        raise InputError(f'There is no engine "{engine}".{suggest(str(engine), ENGINES)}')
 
 
 def _whole(name: str, value: Any, least: int) -> None:
@@ -594,26 +638,6 @@ def _own_randomness(learner: Learner, needed: bool) -> Iterator[None]:
             with torch.cuda.device(learner.device):
                 torch.cuda.manual_seed(seed)
         yield
-
-
-def _take_single_images(encoder: nn.Module) -> None:
-    """Let BatchNorm layers, which cannot train on one value a channel, use running statistics for a single image."""
-    turned: list[nn.Module] = []
-
-    def before(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if module.training and len(inputs[0]) == 1:
-            norms = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-            turned.extend(layer for layer in norms if layer.training)
-            for layer in turned:
-                layer.training = False
-
-    def after(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        for layer in turned:
-            layer.training = True
-        turned.clear()
-
-    encoder.register_forward_pre_hook(before)
-    encoder.register_forward_hook(after, always_call=True)
 
 
 @contextlib.contextmanager

@@ -228,7 +228,7 @@ def _from_classifier(classifier: OnlineClassifier) -> _Taught:
 def _from_run(path: str | os.PathLike[str]) -> _Taught:
     from scrlearn.experiments import load_learner
 
-    learner, names = load_learner(path)
+    learner, names = load_learner(path, device="cpu")
     columns = learner.met[: learner.num_classes].nonzero().flatten().tolist()
     if not columns:
         raise NotFittedError(f'The run in "{path}" has learned nothing yet.')
@@ -294,7 +294,7 @@ def _in_float32(learner: Learner) -> Learner:
     twin.average = None if learner.average is None else _network_in_float32(learner.average)
     twin.memory = _on_cpu(learner.memory)
     twin.drift = None if learner.drift is None else _on_cpu(learner.drift)
-    twin.runner = twin._run_directly
+    twin.runner = twin.run_directly
     twin._changed()  # class means at hand may come from bfloat16 features
     return twin
 

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
 import scrlearn
+from scrlearn.checkpoint import load_checkpoint, save_checkpoint
 from scrlearn.cli import app, main
 from scrlearn.data import load
 from scrlearn.experiments import Interrupted, runner
@@ -86,6 +88,8 @@ def test_wrong_usage_is_2(words: list[str]) -> None:
         ("run --dataset digit", 'There is no data set "digit". Did you mean "digits"?'),
         ("run --quiet -O temprature=1", 'Method "scr" has no option "temprature". Did you mean "temperature"?'),
         ("run --quiet --classifier softmaxx", 'There is no classifier "softmaxx". Did you mean "softmax"?'),
+        ("run --quiet -O temperature=hot", "temperature is 'hot'; expected a number, such as 0.1."),
+        ("run --quiet -O review=no", "review is 'no'; expected true or false."),
         ("run --quiet --order random", 'There is no class order "random".'),
         ("run --quiet --device cuda:99", "cuda"),
         ("methods sdr", 'Did you mean "scr"?'),
@@ -156,6 +160,10 @@ def test_several_seeds(tmp_path: Path) -> None:
     assert "2 seeds, mean ± 95% interval" in line(result.stdout)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["seed-3", "seed-4", SUMMARY]
     assert "is complete" in scr(*TINY, "--seed", 3, "--seeds", 2, "--out", tmp_path, "--resume").stderr
+    more = scr(*TINY, "--seed", 3, "--seeds", 3, "--out", tmp_path, "--resume")  # one is still to be run
+    assert "is complete" not in more.stderr
+    assert "no checkpoint" not in more.stderr
+    assert "3 seeds" in line(more.stdout)
     both = json.loads(scr(*TINY, "--seed", 3, "--seeds", 2, "--json", "-q").stdout)
     assert [values["seed"] for values in both["results"]] == [3, 4]
     mean = both["summary"]["by_classifier"]["softmax"]["average_accuracy"]["mean"]
@@ -283,6 +291,29 @@ def test_predict_with_a_run(tmp_path: Path, images: list[Path]) -> None:
     answers = json.loads(scr("predict", tmp_path / CHECKPOINT, *images, "--json").stdout)
     assert [f"{a['label']}\t{a['probability']:.3f}\t{a['file']}" for a in answers] == lines
     assert all(0 < a["probability"] <= 1 and a["label"] in "0123456789" for a in answers)
+
+
+def test_predict_where_there_is_no_such_device_as_the_models(
+    tmp_path: Path, images: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a run or a classifier on a GPU has saved is asked on a machine without one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    scr(*TINY, "--out", tmp_path, "-q")
+    train = load("digits").train
+    clf = scrlearn.OnlineClassifier("er", memory_size=50, device="cpu").partial_fit(
+        train.images[:30], train.labels[:30]
+    )
+    clf.save(tmp_path / "model.scr")
+    for model, place in ((tmp_path / CHECKPOINT, "machine"), (tmp_path / "model.scr", "params")):
+        here = scr("predict", model, *images).stdout
+        state, about = load_checkpoint(model)
+        about = {**about, place: {**about[place], "device": "cuda"}}
+        save_checkpoint(model, {**state, "generator": torch.zeros(16, dtype=torch.uint8)}, about)
+        assert scr("predict", model, *images).stdout == here
+        assert scr("predict", model, *images, "--device", "cpu").stdout == here
+        assert "no CUDA device" in scr("predict", model, *images, "--device", "cuda", code=1).stderr
+        exported = scr("export", model, "--torchscript", "--out", tmp_path / "model.pt", "--json")
+        assert json.loads(exported.stdout)["difference"] < 1e-3
 
 
 def test_predict_with_a_saved_classifier(tmp_path: Path, images: list[Path]) -> None:

@@ -4,6 +4,7 @@ import copy
 import datetime
 import errno
 import gc
+import pickle
 import subprocess
 import sys
 import warnings
@@ -80,6 +81,7 @@ class TestConventions:
             "precision": "auto",
             "seed": 0,
             "image_size": None,
+            "engine": "auto",
         }
 
     def test_clone_is_unfitted_and_equal(self):
@@ -227,6 +229,15 @@ class TestLearning:
         clf.set_params(batch_size=10).partial_fit(IMAGES, LABELS)
         assert norm.running_mean.abs().sum() > 0
 
+    @pytest.mark.parametrize("method", sorted(METHODS))
+    def test_single_images_through_batch_norm_after_a_task(self, method):
+        """Teachers and averages are copies of the encoder, and take them too."""
+        encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8))
+        options = {"epochs": 1, "batch": 1} if method == "offline" else {"averaging": 0.9, "momentum": 0.5}
+        clf = classifier(method, encoder=encoder, batch_size=1, **options)
+        clf.partial_fit(IMAGES[:5], LABELS[:5]).end_task().partial_fit(IMAGES[5:8], LABELS[5:8]).finish()
+        assert np.isfinite(clf.predict_proba(IMAGES)).all()
+
     def test_the_persons_encoder_is_left_alone(self):
         encoder = small()
         before = copy.deepcopy(encoder.state_dict())
@@ -278,6 +289,15 @@ class TestLearning:
     def test_diverging_is_said(self):
         with pytest.warns(UserWarning, match="no longer a finite number"):
             fitted(learning_rate=1e30)
+
+    def test_answers_that_are_no_numbers_are_said(self):
+        """A last step can ruin the weights behind a loss that was still finite."""
+        clf = fitted()
+        clf.learner_.weights[0].data.fill_(float("nan"))
+        clf.learner_._changed()
+        for ask in (clf.predict, clf.predict_proba):
+            with pytest.warns(UserWarning, match=r"no numbers.*is lost"):
+                ask(IMAGES)
 
     def test_progress_goes_to_stderr(self, capsys):
         classifier().partial_fit(IMAGES, LABELS, progress=True)
@@ -369,10 +389,11 @@ class TestSameSeedSameBits:
         assert clf.digest() == before
         assert clf.partial_fit(MORE, MORE_LABELS).digest() == fitted("scr").partial_fit(MORE, MORE_LABELS).digest()
 
-    def test_a_copy_goes_its_own_way(self):
+    @pytest.mark.parametrize("copied", [copy.deepcopy, lambda clf: pickle.loads(pickle.dumps(clf))])
+    def test_a_copy_goes_its_own_way(self, copied):
         clf = fitted()
         before = clf.digest()
-        twin = copy.deepcopy(clf).partial_fit(MORE, MORE_LABELS)
+        twin = copied(clf).partial_fit(MORE, MORE_LABELS)
         assert clf.digest() == before
         assert clf.partial_fit(MORE, MORE_LABELS).digest() == twin.digest()
 
@@ -642,7 +663,7 @@ class TestBadInput:
             ({"precision": "fp8"}, 'no precision "fp8"'),
             ({"classifier": "knn"}, 'no classifier "knn"'),
             ({"learning_rate": -1.0}, "learning_rate is -1.0"),
-            ({"learning_rate": "fast"}, "No learner can be built from these parameters"),
+            ({"learning_rate": "fast"}, "learning_rate is .fast.; expected a number, such as 0.1"),
             ({"encoder": "resnet"}, r"encoder is a str; it must be a torch\.nn\.Module"),
             ({"encoder": nn.Linear(3, 3)}, "does not take 1×8×8 images"),
             ({"encoder": nn.Conv2d(1, 2, 3)}, r"must map images N×C×H×W to vectors N×d"),
@@ -822,6 +843,130 @@ class TestFiles:
         again = [OnlineClassifier.load(path, encoder=small(), device="cpu") for _ in range(2)]
         assert (again[0].predict(IMAGES) == clf.predict(IMAGES)).all()
         assert len({one.partial_fit(MORE, MORE_LABELS).digest() for one in again}) == 1
+
+
+class CountingRunner:
+    """Stands for a GraphRunner where there is no GPU: runs the functions, and counts them."""
+
+    def __init__(self, learner):
+        self.learner, self.ran = learner, []
+
+    def __call__(self, function, *inputs):
+        self.ran.append((function.__name__, len(inputs[0])))
+        return self.learner.run_directly(function, *inputs)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    monkeypatch.setattr("scrlearn.estimator.GraphRunner", CountingRunner)
+    monkeypatch.setattr("scrlearn.estimator.why_not_graph", lambda learner: None)
+
+
+class TestEngine:
+    def test_steps_and_answers_go_through_the_graphs(self, graphs):
+        clf = fitted(encoder=None, memory_size=20)
+        assert clf.learner_.runner.ran == [("step", 10), ("step", 10), ("step", 4)]
+        clf.predict(IMAGES[:5])
+        assert clf.learner_.runner.ran[3:] == [("look", 5)]
+        assert clf.digest() == fitted(encoder=None, memory_size=20, engine="eager").digest()
+
+    def test_parts_of_your_own_are_not_recorded_unless_asked_for(self, graphs):
+        assert not isinstance(fitted().learner_.runner, CountingRunner)
+        assert not isinstance(fitted(encoder=None, retrieve=RandomRetrieval()).learner_.runner, CountingRunner)
+        assert len(fitted(engine="graph").learner_.runner.ran) == 3
+
+    def test_it_can_be_changed_at_any_time(self, graphs):
+        clf = fitted(engine="eager")
+        clf.set_params(engine="graph").partial_fit(MORE, MORE_LABELS)
+        runner = clf.learner_.runner
+        assert len(runner.ran) == 2
+        clf.set_params(engine="eager").partial_fit(MORE, MORE_LABELS)
+        assert len(runner.ran) == 2
+        other = fitted().partial_fit(MORE, MORE_LABELS).partial_fit(MORE, MORE_LABELS)
+        assert clf.digest() == other.digest()
+
+    def test_it_is_a_parameter_like_others(self, graphs, tmp_path):
+        clf = fitted(engine="graph")
+        assert clone(clf).engine == "graph"
+        back = OnlineClassifier.load(clf.save(tmp_path / "model"), encoder=small())
+        assert back.engine == "graph"
+        assert isinstance(back.learner_.runner, CountingRunner)
+        assert back.learner_.runner.learner is back.learner_
+        assert clf.fit(IMAGES, LABELS).learner_.runner.learner is clf.learner_
+
+    def test_without_a_gpu_it_says_why_and_goes_on(self):
+        with pytest.warns(UserWarning, match="Running eagerly: graphs need CUDA") as said:
+            clf = classifier(engine="graph").partial_fit(IMAGES, LABELS)
+        assert said[0].filename == __file__
+        assert clf.digest() == fitted().digest()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fitted()
+            fitted(engine="eager")
+
+    def test_a_wrong_name(self):
+        with pytest.raises(InputError, match=r'no engine "grahp"\. Did you mean "graph"'):
+            fitted(engine="grahp")
+        clf = fitted()
+        with pytest.raises(InputError, match="no engine"):
+            clf.set_params(engine="grahp", memory_size=3)
+        assert (clf.engine, clf.memory_size) == ("auto", 30)
+
+
+class TestStreamsWithoutTasks:
+    def test_a_gem_projects_from_the_start(self):
+        clf = fitted("a-gem")
+        assert clf.learner_.projects
+        assert not fitted("a-gem", from_start=False).learner_.projects
+        assert "from_start" not in clf.get_params()
+
+    @pytest.mark.parametrize("method", ["ewc++", "lwf", "icarl"])
+    def test_a_method_that_lives_on_tasks_says_so_once(self, method):
+        clf = fitted(method)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            clf.partial_fit(IMAGES, LABELS)  # nothing new
+        with pytest.warns(UserWarning, match=r"end_task\(\)") as said:
+            clf.partial_fit(MORE, MORE_LABELS)
+        assert said[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            clf.partial_fit(*stream(["eel", "fox"]))
+
+    @pytest.mark.parametrize("method", ["scr", "er", "a-gem", "fine-tune", "lwf"])
+    def test_nothing_is_said_to_others(self, method):
+        clf = fitted(method)
+        if method == "lwf":
+            clf.end_task()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            clf.partial_fit(MORE, MORE_LABELS)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("method", METHODS)
+def test_graphs_give_the_bits_of_eager_steps(method, tmp_path):
+    options = {"memory_size": 30, "device": "cuda", "batch_size": 4}
+    options |= {"epochs": 2, "batch": 8} if method == "offline" else {"memory_batch": 8}
+    both = [OnlineClassifier(method, engine=engine, **options) for engine in ("eager", "graph")]
+    for clf in both:
+        for _ in range(4):
+            clf.partial_fit(IMAGES, LABELS).end_task()
+        clf.partial_fit(*stream([f"class {number}" for number in range(30)]))  # the head grows
+        clf.forget("bee")
+        for _ in range(4):
+            clf.partial_fit(MORE[:7], MORE_LABELS[:7])  # 4 and 3
+        clf.finish()
+    eager, graph = both
+    assert graph.learner_.runner.recordings
+    assert graph.digest() == eager.digest()
+    for _ in range(4):
+        assert np.array_equal(graph.predict_proba(MORE), eager.predict_proba(MORE))
+    back = OnlineClassifier.load(graph.save(tmp_path / "model"))
+    twin = copy.deepcopy(graph)
+    for clf in (eager, back, twin):
+        clf.partial_fit(IMAGES, LABELS).finish()
+    assert back.digest() == twin.digest() == eager.digest()
 
 
 @pytest.mark.device

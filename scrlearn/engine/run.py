@@ -187,6 +187,8 @@ def most_side_by_side(learner: Learner, wanted: int | None = None) -> int:
         return 1
     free, _ = torch.cuda.mem_get_info(learner.device)
     height, width = learner.image_shape[1:]
-    views = 2 * (10 + learner.memory_batch)
-    each = views * height * width * 24 * 2 * 40 + learner.memory.images.numel() + 500 * 2**20
+    channels = -(-learner.width // 8) * 8  # the encoder is padded to these
+    maps = 2 * (10 + learner.memory_batch) * height * width * channels * 2 * 40
+    weights = 8 * 4 * sum(weight.numel() for weight in learner.weights)  # gradients, averages, teachers and the like
+    each = maps + weights + learner.memory.images.numel() + 500 * 2**20
     return max(1, min(wanted or MOST_SIDE_BY_SIDE, int(0.8 * free // each)))

@@ -26,7 +26,7 @@ def look_into(folder: Path, config: RunConfig, resume: bool, overwrite: bool) ->
     if (folder / RESULT).exists():
         if resume:
             result = Result.load(folder / RESULT)
-            same_config(config, result.config, folder / RESULT)
+            same_config(config, result.config, result.machine, folder / RESULT)
             return result
         raise InputError(_taken(folder, "a finished run"))
     if (folder / CHECKPOINT).exists() and not resume:
@@ -42,14 +42,20 @@ def _taken(folder: Path, what: str) -> str:
     )
 
 
-def same_config(config: RunConfig, saved: dict[str, Any], path: Path) -> None:
-    """Refuse to go on with a run that has another configuration."""
-    differences = config.differences(RunConfig.from_dict(saved))
+def same_config(config: RunConfig, saved: dict[str, Any], machine: dict[str, Any], path: Path) -> None:
+    """Refuse to go on with a run that has another configuration; "auto" stands for what the run was made with."""
+    one, other = (_settled(either, machine) for either in (config, RunConfig.from_dict(saved)))
+    differences = one.differences(other)
     if differences:
         raise CheckpointError(
             f"The run in {path.parent} has another configuration: {'; '.join(differences)}. Go on with the same "
             "settings, choose another folder, or start afresh with --overwrite."
         )
+
+
+def _settled(config: RunConfig, machine: dict[str, Any]) -> RunConfig:
+    open_ones = [name for name in ("device", "precision") if getattr(config, name) == "auto" and name in machine]
+    return config.replace(**{name: machine[name] for name in open_ones})
 
 
 def make_room(folder: Path, keep_checkpoint: bool) -> None:

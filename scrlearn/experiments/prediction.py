@@ -34,7 +34,10 @@ class Prediction:
 
 
 def predict_files(
-    model: str | os.PathLike[str], files: Sequence[str | os.PathLike[str]], batch_size: int = 256
+    model: str | os.PathLike[str],
+    files: Sequence[str | os.PathLike[str]],
+    batch_size: int = 256,
+    device: str | torch.device = "auto",
 ) -> list[Prediction]:
     """The class of each image file, with its probability.
 
@@ -46,9 +49,12 @@ def predict_files(
         Image files of any size and kind; they are brought to what the model has learned.
     batch_size
         How many are opened at a time.
+    device
+        Where to compute; "auto": on the device the model was learned on where this machine has it.
     """
     paths = [Path(file) for file in files]
-    answer, labels, shape = _from_run(model) if read_meta(model).get("kind") == "run" else _from_classifier(model)
+    open_model = _from_run if read_meta(model).get("kind") == "run" else _from_classifier
+    answer, labels, shape = open_model(model, device)
     if shape[0] not in (1, 3):
         raise InputError(f'The images that "{model}" has learned have {shape[0]} channels; files have 1 or 3.')
     predictions: list[Prediction] = []
@@ -61,15 +67,15 @@ def predict_files(
     return predictions
 
 
-def _from_run(path: str | os.PathLike[str]) -> Model:
-    learner, names = load_learner(path)
+def _from_run(path: str | os.PathLike[str], device: str | torch.device) -> Model:
+    learner, names = load_learner(path, device)
     if not learner.num_classes:
         raise NotFittedError(f'The run in "{path}" has learned nothing yet.')
     return lambda x: learner.probabilities(x).float().cpu().numpy(), names, learner.image_shape
 
 
-def _from_classifier(path: str | os.PathLike[str]) -> Model:
-    classifier = OnlineClassifier.load(path)
+def _from_classifier(path: str | os.PathLike[str], device: str | torch.device) -> Model:
+    classifier = OnlineClassifier.load(path, device=None if str(device) == "auto" else device)
     # any size is welcome here, whatever the classifier was strict about while it learned
     classifier.set_params(image_size=None)
     return classifier.predict_proba, classifier.classes_.tolist(), classifier.learner_.image_shape

@@ -19,7 +19,7 @@ from torch import Tensor
 import scrlearn
 from scrlearn.checkpoint import load_checkpoint, save_checkpoint
 from scrlearn.data import Dataset, Stream, load
-from scrlearn.devices import resolve_device
+from scrlearn.devices import nearest_precision, resolve_device
 from scrlearn.engine import START, Position, most_side_by_side, why_not_graph
 from scrlearn.engine import run as run_engine
 from scrlearn.errors import CheckpointError, InputError
@@ -31,14 +31,10 @@ from scrlearn.experiments.result import Result, readable_json, summary_dict
 from scrlearn.experiments.stopping import Interrupted, stop_requests
 from scrlearn.files import atomic_write
 from scrlearn.learners import Learner
-from scrlearn.learners.ewc import EWC
-from scrlearn.learners.lwf import LwF
-from scrlearn.memory.random import NoRetrieval
 
 CHECKPOINT_SECONDS = 10.0
 SAVING_SHARE = 0.05  # a large memory on a slow disk must not turn a run into one long save
 PROGRESS_SECONDS = 0.5
-STORES_ONLY = (EWC, LwF)  # learners without retrieval, whose memory serves the nearest-class-mean classifier alone
 
 
 def run(
@@ -385,24 +381,34 @@ class Session:
     def _check_belongs(self, path: Path, about: dict[str, Any]) -> None:
         if about.get("kind") != "run":
             raise CheckpointError(f'"{path}" is not the checkpoint of a run; choose another folder.')
-        same_config(self.config, about["config"], path)
+        same_config(self.config, about["config"], about["machine"], path)
         if about["stream"] != self._stream_id:
             raise CheckpointError(
                 f'The data set "{self.config.dataset}" is not the one that the run in {path.parent} began with (other '
                 "images or classes). Bring it back, or start afresh with --overwrite."
             )
+        there, here = about["machine"], self._machine()
         for name in ("device", "precision"):
-            there, here = about["machine"][name], self._machine()[name]
-            if there != here:
+            if there[name] != here[name]:
                 raise CheckpointError(
-                    f"The run in {path.parent} began with {name} {there}, and here it is {here}; the result would not "
-                    f"be that of one run. Ask for --{name} {there}, or start afresh with --overwrite."
+                    f"The run in {path.parent} began with {name} {there[name]}, and here it is {here[name]}; the "
+                    f"result would not be that of one run. Ask for --{name} {there[name]}, or start afresh with "
+                    "--overwrite."
                 )
-        changed = [name for name, version in versions().items() if about["versions"].get(name) != version]
+        self._warn_of_changes(path, about["versions"], there)
+
+    def _warn_of_changes(self, path: Path, versions_there: dict[str, str], there: dict[str, Any]) -> None:
+        """Say what may change the bits without making it another run."""
+        here = self._machine()
+        changed = [f"another version of {name}" for name, now in versions().items() if versions_there.get(name) != now]
+        if there["name"] != here["name"]:
+            changed.append(f"another processor ({there['name']}, here {here['name']})")
+        if there["threads"] != here["threads"] and here["device"] == "cpu":  # sums are split between the threads
+            changed.append(f"another number of threads ({there['threads']}, here {here['threads']})")
         if changed:
             warnings.warn(
-                f"The run in {path.parent} began with other versions of {', '.join(changed)}; its figures may differ "
-                "from those of a run that was not stopped.",
+                f"The run in {path.parent} began with {', '.join(changed)}; its figures may differ from those of a run "
+                "that was not stopped.",
                 stacklevel=2,
             )
 
@@ -458,8 +464,7 @@ def versions() -> dict[str, str]:
 def _memory_use(learner: Learner) -> str:
     if not learner.memory.capacity:
         return "none"
-    never_retrieves = isinstance(learner, STORES_ONLY) or isinstance(getattr(learner, "retrieve", None), NoRetrieval)
-    return "prototypes only" if never_retrieves and not getattr(learner, "review", False) else "replayed"
+    return "replayed" if learner.trains_on_memory else "prototypes only"
 
 
 def _fingerprint(stream: Stream) -> str:
@@ -470,16 +475,37 @@ def _fingerprint(stream: Stream) -> str:
     return hasher.hexdigest()
 
 
-def load_learner(path: str | os.PathLike[str]) -> tuple[Learner, list[str]]:
-    """The learner in a run's checkpoint, as it stood, on this machine's device; and the names of its classes."""
+def load_learner(path: str | os.PathLike[str], device: str | torch.device = "auto") -> tuple[Learner, list[str]]:
+    """The learner in a run's checkpoint, as it stood, and the names of its classes.
+
+    Parameters
+    ----------
+    path
+        The ``checkpoint.scr`` of a run.
+    device
+        Where it shall answer; "auto": the device that the run had where this machine has it, else the CPU. It computes
+        in the precision of the run where the device has that, else in float32.
+    """
     state, about = load_checkpoint(path)
     if about.get("kind") != "run":
         raise CheckpointError(f'"{path}" is not the checkpoint of a run.')
-    config = RunConfig.from_dict(about["config"]).replace(device=about["machine"]["device"])
+    place = _place(about["machine"]["device"], device)
+    precision = nearest_precision(about["machine"]["precision"], place)
+    config = RunConfig.from_dict(about["config"]).replace(device=str(place), precision=precision)
     channels, height, width = about["image_shape"]
     learner = config.make_learner((channels, height, width), len(about["class_names"]))
     learner.load_state_dict(state)
     return learner, list(about["class_names"])
+
+
+def _place(before: str, wanted: str | torch.device) -> torch.device:
+    """The device that was asked for; where that is left open, the one there was before, or the CPU."""
+    if str(wanted) != "auto":
+        return resolve_device(wanted)
+    try:
+        return resolve_device(before)
+    except InputError:
+        return torch.device("cpu")
 
 
 def run_seeds(
@@ -529,6 +555,17 @@ def run_seeds(
     if folder is not None:
         _write_summary(results, folder, pictures)
     return results
+
+
+def run_all(
+    configs: Sequence[RunConfig], dataset: Dataset, *, parallel: int | None = None, progress: Watch | None = None
+) -> list[Result]:
+    """Run several configurations on a data set that is loaded already, on a CUDA device side by side.
+
+    Nothing is written. What may differ between them is told at `run_together`; `parallel` at `run_seeds`.
+    """
+    size = _side_by_side(configs[0], dataset, parallel)
+    return _in_groups([(config, None) for config in configs], size, dataset=dataset, pictures=False, progress=progress)
 
 
 def _side_by_side(config: RunConfig, dataset: Dataset, wanted: int | None) -> int:

@@ -20,7 +20,7 @@ from scrlearn.evaluation import Interval, interval
 from scrlearn.experiments.config import RunConfig
 from scrlearn.experiments.identity import canonical_json, digest, identity
 from scrlearn.experiments.record import Moment
-from scrlearn.experiments.runner import run_seeds
+from scrlearn.experiments.runner import run_all, run_seeds
 from scrlearn.learners import find_method
 from scrlearn.learners.methods import PARTS
 from scrlearn.randomness import derived_seed
@@ -191,6 +191,7 @@ def tune(
     study: str | Path = "tuning.db",
     sampler_seed: int = 0,
     prune: bool = False,
+    at_once: int = 1,
     data_root: str | Path | None = None,
     download: bool = False,
     dataset: Dataset | None = None,
@@ -223,6 +224,8 @@ def tune(
     prune
         Give a trial up after its first seed where that is below the median of the first seeds so far (from the sixth
         trial on). On a GPU the first seed then runs alone, before the others run side by side.
+    at_once
+        Trials that are proposed together, and on a GPU run side by side with all their seeds; not with `prune`.
     data_root, download, dataset, parallel
         See `scrlearn.experiments.run_seeds`.
     watcher
@@ -239,6 +242,8 @@ def tune(
     numbers = list(range(config.seed, config.seed + seeds)) if isinstance(seeds, int) else list(seeds)
     if trials < 1 or not numbers:
         raise InputError(f"trials is {trials} and there are {len(numbers)} seeds; expected 1 or more of each.")
+    if at_once < 1 or (at_once > 1 and prune):
+        raise InputError(f"at_once is {at_once}; expected 1 or more, and 1 where bad trials are given up early.")
     dataset = dataset or load(config.dataset, data_root, download=download, image_size=config.image_size)
     config = _first_tasks(config, dataset)
     dataset = config.prepare(dataset)
@@ -247,8 +252,13 @@ def tune(
     for trial in book.trials():
         watcher.ended(trial)
     try:
-        while len(book.trials()) < trials and not book.exhausted:
-            watcher.ended(_try(book, dataset, parallel, watcher))
+        while (left := min(trials - len(book.trials()), book.untried)) > 0:
+            if at_once == 1:
+                watcher.ended(_try(book, dataset, parallel, watcher))
+            else:
+                _try_several(
+                    book, min(at_once - len(book.trials()) % at_once, left), at_once, dataset, parallel, watcher
+                )
     except KeyboardInterrupt as error:
         done = len(book.trials())
         raise SearchStopped(f"Stopped after {done} of {trials} trials. The same command goes on from here.") from error
@@ -275,6 +285,30 @@ def _try(book: Book, dataset: Dataset, parallel: int | None, watcher: Watcher) -
     trial = Trial(len(book.trials()), values, tuple(accuracies), by_classifier, time.monotonic() - begin, pruned)
     book.keep(trial)
     return trial
+
+
+def _try_several(
+    book: Book, count: int, at_once: int, dataset: Dataset, parallel: int | None, watcher: Watcher
+) -> None:
+    """Run so many trials with all their seeds together; those of one group know nothing of each other."""
+    begin, done = time.monotonic(), len(book.trials())
+    proposed: list[Values] = []
+    for number in range(done, done + count):
+        proposed.append(book.propose(number - number % at_once, proposed))
+        watcher.started(number, proposed[-1])
+    configs = [with_values(book.config, values).replace(seed=seed) for values in proposed for seed in book.seeds]
+    results = run_all(configs, dataset, parallel=parallel, progress=watcher.progress)
+    each = (time.monotonic() - begin) / count
+    for i, values in enumerate(proposed):
+        own = results[i * len(book.seeds) : (i + 1) * len(book.seeds)]
+        by_classifier = {
+            name: [_number(result.by_classifier[name]["average_accuracy"]) for result in own]
+            for name in own[0].by_classifier
+        }
+        accuracies = tuple(_number(result.average_accuracy) for result in own)
+        trial = Trial(done + i, values, accuracies, by_classifier, each)
+        book.keep(trial)
+        watcher.ended(trial)
 
 
 def _number(accuracy: float | None) -> float:
@@ -367,10 +401,10 @@ class Book:
             raise InputError(f'"{self.path}" cannot be used as a study: {error}') from error
 
     @property
-    def exhausted(self) -> bool:
-        """Whether every choice has been tried."""
+    def untried(self) -> int:
+        """How many choices have not been tried."""
         tried = {canonical_json(trial.values) for trial in self.trials()}
-        return len(tried) >= math.prod(len(values) for values in self.space.values())
+        return math.prod(len(values) for values in self.space.values()) - len(tried)
 
     def groups(self) -> list[list[int]]:
         """Seeds that run together, one group after the other."""
@@ -390,13 +424,21 @@ class Book:
             for number, kept in enumerate(self.study.get_trials(deepcopy=False))
         ]
 
-    def propose(self) -> Values:
-        """A choice that was not tried yet. What it is depends on the trials there are and on the seed alone."""
-        tried = {canonical_json(trial.values) for trial in self.trials()}
+    def propose(self, known: int | None = None, beside: Sequence[Values] = ()) -> Values:
+        """A choice that was not tried yet. What it is depends on the trials there are and on the seed alone.
+
+        Parameters
+        ----------
+        known
+            Only the first so many trials are learned from; None: all.
+        beside
+            What is tried at the same time.
+        """
+        tried = {canonical_json(values) for values in (*(trial.values for trial in self.trials()), *beside)}
         if not tried and (usual := self._defaults()) is not None:
             return usual
         advisor = self.optuna.create_study(direction="maximize")  # a copy: what is only proposed is not written down
-        advisor.add_trials(self.study.get_trials(deepcopy=False))
+        advisor.add_trials(self.study.get_trials(deepcopy=False)[:known])
         for attempt in range(REPEATS):
             seed = derived_seed(self.sampler_seed, "tune", len(tried), attempt) % 2**32
             advisor.sampler = self.optuna.samplers.TPESampler(seed=seed, constant_liar=False)

@@ -22,8 +22,8 @@ class AGEM(Replay):
     Parameters
     ----------
     from_start
-        Project from the first images in memory on, without waiting for the end of the first task. Set it where
-        nobody calls `end_task`: a stream without task boundaries would otherwise be learned as by fine-tuning.
+        Project from the first images in memory on, without waiting for the end of the first task. For streams where
+        nobody calls `end_task`, which would otherwise be learned as by fine-tuning; on in `OnlineClassifier`.
     others
         See `Replay`.
 
@@ -49,7 +49,7 @@ class AGEM(Replay):
                 f"A-GEM compares the gradient of the stream with that of the memory, and {type(objective).__name__} "
                 "here takes both in one batch: use the cross-entropy with joint=False."
             )
-        self.from_start = from_start
+        self.from_start, self.needs_task_ends = from_start, not from_start
         super().__init__(objective=objective, **others)
 
     @property

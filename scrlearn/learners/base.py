@@ -15,6 +15,7 @@ from scrlearn.classifiers import LinearDiscriminant, NearestClassMean, SoftmaxHe
 from scrlearn.devices import numerics, resolve_device, resolve_precision
 from scrlearn.errors import InputError, NotFittedError, suggest
 from scrlearn.learners.sdc import DriftCompensation
+from scrlearn.learners.single_images import SingleImages
 from scrlearn.learners.teacher import Teacher
 from scrlearn.memory import Memory
 from scrlearn.models import Network, ReducedResNet18, feature_dim, projection_head
@@ -81,6 +82,10 @@ class Learner:
     graph_safe = True
     anytime = True
     """Whether an answer between the tasks costs nothing but the answer; if not, ask after `finish` only."""
+    trains_on_memory = True
+    """Whether stored images are trained on; if not, they serve the nearest-class-mean classifier alone."""
+    needs_task_ends = False
+    """Whether the method is another, lesser one as long as nobody calls `end_task`."""
 
     def __init__(
         self,
@@ -125,7 +130,7 @@ class Learner:
         self.num_classes = 0
         self.steps = 0
         self.tasks = 0
-        self.runner: Runner = self._run_directly
+        self.runner: Runner = self.run_directly
         self._changed()
         self.drift = self._build_drift(prototypes, drift_width)
         self.earlier = Teacher(self._encoder(), training=False) if self.drift is not None else None
@@ -145,8 +150,11 @@ class Learner:
 
     def _build_network(self, encoder: nn.Module | None, width: int, classes_ahead: int) -> Network:
         with seeded(self.seed, "network"):
-            # a copy: two learners must never train the same module
-            encoder = copy.deepcopy(encoder) if encoder is not None else ReducedResNet18(self.image_shape[0], width)
+            if encoder is None:
+                encoder = ReducedResNet18(self.image_shape[0], width)
+            else:
+                encoder = copy.deepcopy(encoder)  # two learners must never train the same module
+                SingleImages(encoder)
             self.feature_length = features = feature_dim(encoder.cpu(), self.image_shape)
             projection = projection_head(self.projection, features) if self.projection else None
         if self.device.type == "cuda" and isinstance(encoder, ReducedResNet18):
@@ -165,13 +173,38 @@ class Learner:
     # ---------------------------------------------------------------- learning
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:
-        """Learn one batch: images (uint8, N×C×H×W) and class indices. Returns the loss (a tensor, not waited for)."""
-        x, y = x.to(self.device), y.to(self.device)
+        """Learn one batch: images (uint8, N×C×H×W) and class indices. Returns the loss (a tensor, not waited for).
+
+        Labels are best given on the CPU: how many classes there are has to be known on the host, and is read off them
+        without waiting for the device.
+        """
+        self._check_batch(x, y)
         self.reserve(int(y.max()) + 1)
         self.set_training(True)
-        loss = self.runner(self.step, x, y)
+        loss = self.runner(self.step, self._sent(x), self._sent(y))
         self.advance(len(x))
         return loss
+
+    def _check_batch(self, x: Tensor, y: Tensor) -> None:
+        if x.dtype != torch.uint8 or tuple(x.shape[1:]) != self.image_shape:
+            raise InputError(
+                f"The images are {x.dtype} of shape {tuple(x.shape)}; expected torch.uint8, N×"
+                f"{'×'.join(map(str, self.image_shape))}."
+            )
+        if len(x) == 0 or tuple(y.shape) != (len(x),) or y.dtype != torch.int64:
+            raise InputError(
+                f"There are {len(x)} images, and labels {y.dtype} of shape {tuple(y.shape)}; expected at least one "
+                "image, and a class index (torch.int64) for each."
+            )
+        if not y.is_cuda and int(y.min()) < 0:
+            raise InputError(f"The class index {int(y.min())} is below 0; classes count from 0.")
+
+    def _sent(self, tensor: Tensor) -> Tensor:
+        """On the learner's device. Nobody waits for the way there, unless the sender could still change what is sent.
+
+        A copy from pageable memory has been read when it returns; one from pinned memory has not.
+        """
+        return tensor.to(self.device, non_blocking=self.device.type == "cuda" and not tensor.is_pinned())
 
     def step(self, x: Tensor, y: Tensor) -> Tensor:
         """Everything that happens on the device for one batch. Graph-safe."""
@@ -223,6 +256,11 @@ class Learner:
         capacity = self.network.head.capacity if self.network.head is not None else 0
         compensates = self.drift is not None and self.tasks > 0
         return images, min(self.memory.size, self.memory_batch), capacity, len(self.met), compensates
+
+    @property
+    def room(self) -> Hashable:
+        """What of the signature only ever grows: a step that was recorded with less room can never be repeated."""
+        return len(self.met), self.network.head.capacity if self.network.head is not None else 0
 
     def reserve(self, classes: int) -> None:
         """Make room for this many classes; called before a batch with new ones is learned."""
@@ -291,7 +329,8 @@ class Learner:
         if self.network.training != training:
             self.network.train(training)
 
-    def _run_directly(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    def run_directly(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """The runner there is without an engine: call the function."""
         with numerics(self.precision):
             return function(*inputs)
 
@@ -448,14 +487,17 @@ class Learner:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Stand exactly where the saved learner stood."""
+        """Stand exactly where the saved learner stood.
+
+        On another kind of device, which has another kind of random numbers, a new stream of them begins.
+        """
         self.reserve(len(state["met"]))
         if self.network.head is not None and self.network.head.reserve(state["capacity"]):
             self._after_growth()
         self.num_classes, self.steps, self.tasks = state["num_classes"], state["steps"], state["tasks"]
         self.network.load_state_dict(state["network"])
         self.memory.load_state_dict(state["memory"])
-        self.generator.set_state(state["generator"].cpu())
+        self._go_on_drawing(state["generator"].cpu())
         self.met.copy_(state["met"])
         self.updates.copy_(state["updates"])
         for i, velocity in enumerate(self.velocity):
@@ -466,6 +508,11 @@ class Learner:
             self.drift.load_state_dict(state["drift"])
             self.earlier.load_state_dict(state["earlier"])
         self._changed()
+
+    def _go_on_drawing(self, saved: Tensor) -> None:
+        if saved.shape != self.generator.get_state().shape:
+            saved = generator(self.seed, "moved", self.steps, device=self.device).get_state()
+        self.generator.set_state(saved)
 
 
 def _check_width(width: int, encoder: nn.Module | None) -> None:

@@ -59,6 +59,9 @@ class EWC(Keeper):
     1.0
     """
 
+    trains_on_memory = False
+    needs_task_ends = True
+
     def __init__(self, *, strength: float = 100.0, alpha: float = 0.9, fold_every: int = 50, **others: Any) -> None:
         for name, value, good in (
             ("strength", strength, strength >= 0),

@@ -49,6 +49,8 @@ class ICaRL(Learner):
     tensor([0, 1, 2, 3])
     """
 
+    needs_task_ends = True  # exemplars and the teacher are those of earlier tasks
+
     def __init__(self, **others: Any) -> None:
         super().__init__(**others)
         if self.memory.capacity == 0:
@@ -94,7 +96,8 @@ class ICaRL(Learner):
     def reserve(self, classes: int) -> None:
         """The mask of old classes grows too."""
         super().reserve(classes)
-        self.old = torch.cat([self.old, self.old.new_zeros(len(self.met) - len(self.old))])
+        if len(self.met) > len(self.old):  # a recorded step reads this very tensor
+            self.old = torch.cat([self.old, self.old.new_zeros(len(self.met) - len(self.old))])
 
     def _after_growth(self) -> None:
         super()._after_growth()

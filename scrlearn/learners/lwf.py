@@ -50,6 +50,9 @@ class LwF(Keeper):
     0.5
     """
 
+    trains_on_memory = False
+    needs_task_ends = True
+
     def __init__(self, *, distillation_temperature: float = 2.0, **others: Any) -> None:
         if distillation_temperature <= 0:
             raise InputError(f"distillation_temperature is {distillation_temperature}; it must be above 0.")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 from scrlearn.errors import InputError, suggest
@@ -13,19 +15,24 @@ from scrlearn.learners.base import Learner
 from scrlearn.learners.ewc import EWC
 from scrlearn.learners.icarl import ICaRL
 from scrlearn.learners.lwf import LwF
-from scrlearn.learners.objectives import OBJECTIVES
+from scrlearn.learners.objectives import OBJECTIVES, Objective
 from scrlearn.learners.offline import Offline
 from scrlearn.learners.replay import Replay
-from scrlearn.memory import RETRIEVALS, UPDATES
+from scrlearn.memory import RETRIEVALS, UPDATES, Retrieval, Update
 
 PARTS: dict[str, Mapping[str, type]] = {"objective": OBJECTIVES, "retrieve": RETRIEVALS, "update": UPDATES}
+BASES: dict[str, type] = {"objective": Objective, "retrieve": Retrieval, "update": Update}
+OWN_CHECK = frozenset({"augment"})  # takes a switch or a function, and says so itself
 SURROUNDINGS = frozenset({"image_shape", "encoder", "device", "seed"})
 NEED_HEAD = ("softmax", "combined")  # classifiers that a contrastive learner has to train a softmax head for
 
 
 @dataclass(frozen=True)
 class Method:
-    """One line of the table: a name, where it comes from, and the parts and options that make it."""
+    """One line of the table: a name, where it comes from, and the parts and options that make it.
+
+    `without_tasks` are the options that are better where nobody says that a task is over.
+    """
 
     name: str
     title: str
@@ -34,6 +41,7 @@ class Method:
     summary: str
     options: Mapping[str, Any] = field(default_factory=dict)
     learner: type[Learner] = Replay
+    without_tasks: Mapping[str, Any] = field(default_factory=dict)
 
     def parameters(self, **chosen: Any) -> dict[str, Any]:
         """Every option the method takes, with its default; parts may be chosen differently first."""
@@ -104,6 +112,7 @@ METHODS: dict[str, Method] = {
             "trains on the stream, and takes out of each step what goes against the gradient of a memory batch",
             {"objective": "cross-entropy", "retrieve": "random", "update": "reservoir", "memory_size": 2000},
             AGEM,
+            without_tasks={"from_start": True},
         ),
         Method(
             "mir",
@@ -210,6 +219,7 @@ def make_learner(method: str, *, image_shape: tuple[int, int, int], **options: A
     for name in options:
         if name not in known:
             raise InputError(f'Method "{method}" has no option "{name}".{suggest(name, known)}')
+        _check_kind(name, options[name], known[name])
     given = {**spec.options, **options}
     if given.get("classifier") in NEED_HEAD and "probe" in known:
         given.setdefault("probe", True)
@@ -218,6 +228,25 @@ def make_learner(method: str, *, image_shape: tuple[int, int, int], **options: A
         if isinstance(arguments.get(role), str):
             arguments[role] = _build(_find(role, table, arguments[role]), given)
     return spec.learner(image_shape=image_shape, **surroundings, **arguments)
+
+
+def _check_kind(name: str, value: Any, default: Any) -> None:
+    """Refuse what is of another kind than the default: text for a number, a number for a switch."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if name in PARTS:
+        good, expected = isinstance(value, str | BASES[name]), f"a name, or a {BASES[name].__name__}"
+    elif name in OWN_CHECK:
+        return
+    elif isinstance(default, bool):
+        good, expected = not isinstance(value, str) and not number, "true or false"
+    elif isinstance(default, int):
+        good, expected = number and isinstance(value, Integral), f"a whole number, such as {default}"
+    elif isinstance(default, float):
+        good, expected = number and math.isfinite(value), f"a number, such as {default}"
+    else:
+        good, expected = not isinstance(default, str) or isinstance(value, str), f'a name, such as "{default}"'
+    if not good:
+        raise InputError(f"{name} is {value!r}; expected {expected}.")
 
 
 def _find(role: str, table: Mapping[str, type], name: str) -> type:

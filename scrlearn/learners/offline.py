@@ -100,6 +100,11 @@ class Offline(Learner):
             self._make_room(self.memory.size + images)
         return super().signature(images), self.memory.capacity
 
+    @property
+    def room(self) -> Hashable:
+        """Room for images too."""
+        return super().room, self.memory.capacity
+
     def _make_room(self, images: int) -> None:
         if images > self.memory.capacity:
             old, self.memory = self.memory, Memory(max(images, 2 * self.memory.capacity), self.image_shape, self.device)

@@ -60,6 +60,7 @@ class Replay(Keeper):
                 "teach: give averaging, such as 0.995."
             )
         self.review, self.updates_per_batch = review, updates_per_batch
+        self.trains_on_memory = review or not isinstance(retrieve, NoRetrieval)
         retrieve.attach(self)
 
     def train_batch(self, x: Tensor, y: Tensor) -> Tensor:

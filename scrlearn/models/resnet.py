@@ -10,15 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+FEW = 2  # values per channel that BatchNorm cannot learn a variance from
 MOMENTUM = 0.1  # share of a batch in BatchNorm's running statistics
 MOST_CHANNELS = 64  # of convolutions with kernels of their own: from there on the libraries' are as good
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch normalisation that can add a shortcut and apply ReLU, and takes a single value per channel.
+    """Batch normalisation that can add a shortcut and apply ReLU, and takes a single value per channel, or two.
 
-    A stream may deliver one tiny image at a time, and one value has no variance: it joins the running statistics first
-    and is normalised by them. By the running statistics of before it could have any size, and training would diverge.
+    A stream may deliver one tiny image at a time, and one value has no variance; two have one, which says nothing and
+    may be next to 0. So few join the running statistics first and are normalised by them. By the running statistics of
+    before they could have any size, and training would diverge.
     Counting batches is left out: with a fixed momentum nothing reads the count, and it costs a kernel a layer.
     On CUDA, with Triton, training and answers without gradients run as fused kernels.
     """
@@ -38,8 +40,8 @@ class BatchNorm(nn.BatchNorm2d):
         `sums` are those of the batch, where the convolution before has made them.
         """
         mean, var = self.running_mean, self.running_var
-        if self.training and x.numel() == x.shape[1]:
-            out = self._normalise_one(x)
+        if self.training and x.numel() <= FEW * x.shape[1]:
+            out = self._normalise_few(x)
         elif _own_kernels_for(self, x) and (kernels := _fused_kernels()) is not None:
             train, answer = kernels
             if self.training:
@@ -51,18 +53,20 @@ class BatchNorm(nn.BatchNorm2d):
             out = out + residual
         return torch.relu(out) if relu else out
 
-    def _normalise_one(self, x: Tensor) -> Tensor:
-        """A single value per channel, by exponentially weighted statistics that it is a part of (West, 1979)."""
+    def _normalise_few(self, x: Tensor) -> Tensor:
+        """By exponentially weighted statistics that the values are a part of (West, 1979)."""
         old_mean, old_var = _tensor(self.running_mean), _tensor(self.running_var)
-        value = x.flatten().to(old_mean.dtype)
-        away = value - old_mean
+        values = x.to(old_mean.dtype)
+        own_var, own_mean = torch.var_mean(values, (0, 2, 3), correction=0)
+        away = own_mean - old_mean
         mean = old_mean + MOMENTUM * away
-        var = (1 - MOMENTUM) * (old_var + MOMENTUM * away**2)
-        out = (value - mean) / torch.sqrt(var + self.eps) * self.weight + self.bias
+        var = (1 - MOMENTUM) * (old_var + MOMENTUM * away**2) + MOMENTUM * own_var
+        scale = self.weight / torch.sqrt(var + self.eps)
+        out = (values - mean[:, None, None]) * scale[:, None, None] + self.bias[:, None, None]
         with torch.no_grad():
             old_mean.copy_(mean)
             old_var.copy_(var)
-        return out.view_as(x).to(x.dtype)
+        return out.to(x.dtype)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any) -> None:
         # a state without a version would be taken for an old one that lacks its count of batches
@@ -115,9 +119,11 @@ class Shortcut(nn.Sequential):
 
 def _own_kernels_for(module: nn.Module, x: Tensor) -> bool:
     """Whether the fused kernels can do it: they train, or answer without gradients, and count places in 32 bits."""
+    if not x.is_cuda:  # before anything asks for a size: an exported model must stay free in its number of images
+        return False
     size = len(x) * x.shape[2] * x.shape[3] * max(x.shape[1], MOST_CHANNELS)
     wanted = module.training or not torch.is_grad_enabled()
-    return wanted and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and size < 2**31
+    return wanted and x.dtype in (torch.float32, torch.bfloat16) and size < 2**31
 
 
 @functools.cache

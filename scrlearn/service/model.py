@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scrlearn.classifiers import NearestClassMean
+from scrlearn.classifiers import NearestClassMean, fit_temperature, leave_one_out
 from scrlearn.errors import InputError
 from scrlearn.estimator import OnlineClassifier
 from scrlearn.images import Array, Shape
@@ -22,8 +22,11 @@ from scrlearn.learners.base import NCM_TEMPERATURE
 from scrlearn.service.journal import Item
 from scrlearn.service.settings import ModelConfig
 
-ROUNDING = 0.02  # what rounding in the encoder may do to a distance
-FEW = 5  # a class with fewer stored images than this borrows the threshold of all
+SAME = 2e-3  # features that are no farther apart than rounding puts them: the same image, stored twice
+BORROWED = 5  # a class's spread counts as if it had so many images more, spread as those of all classes are
+ROOM = 1.1  # stored images have been learned; new ones of the same class lie a little farther apart
+AT_ONCE = 1024
+SEEN_AT_ONCE = 64
 
 
 class ServedClassifier(OnlineClassifier):
@@ -91,6 +94,7 @@ class Near:
 
     label: str
     distance: float | None
+    nearest: float | None
     confidence: float
     threshold: float | None
 
@@ -135,6 +139,13 @@ class Replica:
         The last journal entry it has learned.
     quantile
         See `thresholds`.
+
+    Attributes
+    ----------
+    temperature
+        What the cosine similarities of the nearest class mean are divided by for a confidence; fitted to the memory.
+    thresholds
+        How far from the nearest stored image of each label an image of it may be.
     """
 
     def __init__(self, model: ServedClassifier, sequence: int, quantile: float = 0.95) -> None:
@@ -148,6 +159,7 @@ class Replica:
         self.features = torch.empty(0, 0)
         self.ncm: NearestClassMean | None = None
         self.thresholds = torch.full((len(self.labels),), torch.inf)
+        self.temperature = NCM_TEMPERATURE
         self.finite = True
         self.steps = 0
         if self.labels:
@@ -155,7 +167,7 @@ class Replica:
 
     @torch.no_grad()
     def _look(self, quantile: float) -> None:
-        """See the memory with these weights: prototypes, thresholds, and what the map is drawn from."""
+        """See the memory with these weights: prototypes, what is near and how sure that makes, and the map's points."""
         learner = self.model.learner_
         self.steps = learner.steps
         images, stored = learner.memory.contents()
@@ -167,10 +179,20 @@ class Replica:
             self.ncm = NearestClassMean.fit(seen, stored, learner.num_classes)
             limits = thresholds(self.features, self.stored, learner.num_classes, quantile)
             self.thresholds = limits[self._numbers]
-            if self.finite:
-                self._scores(seen[:1])  # what a classifier computes once, it computes here and not for the first answer
         if learner.drift is not None:
             self.ncm = learner.prototypes()
+        if len(images) and self.finite:
+            if learner.classifier == "ncm":
+                self.temperature = self._calibrate(seen, stored)
+            self._scores(seen[:1])  # what a classifier computes once, it computes here and not for the first answer
+
+    def _calibrate(self, seen: Tensor, stored: Tensor) -> float:
+        """The temperature at which a confidence is the share of stored images that such answers are right for."""
+        learner = self.model.learner_
+        if learner.drift is not None and self.ncm is not None:  # these prototypes are not made from the memory
+            return fit_temperature(self.ncm.scores(seen), stored, NCM_TEMPERATURE)
+        scores, others = leave_one_out(seen, stored, learner.num_classes)
+        return fit_temperature(scores[others], stored[others], NCM_TEMPERATURE)
 
     def counts(self) -> dict[str, int]:
         """Stored images of each label."""
@@ -182,7 +204,7 @@ class Replica:
         return self._names[int(self.stored[slot])]
 
     def threshold(self, label: str) -> float | None:
-        """How far from its prototype an image of this label may be; None: any distance."""
+        """How far from the nearest stored image of this label an image of it may be; None: any distance."""
         return _finite(float(self.thresholds[self.labels.index(label)]))
 
     # ---------------------------------------------------------------- answering
@@ -198,20 +220,22 @@ class Replica:
         distances = torch.full_like(scores, torch.inf)
         if self.ncm is not None:
             distances = self.ncm.distances(features).float().cpu()[:, self._numbers]
+        similar = F.normalize(features, dim=1).cpu() @ self.features.T if len(self.features) else None
+        nearest = self._nearest(similar, len(images))
         unknown = torch.isinf(scores).all(1)  # no class can be named at all
-        if bool(torch.isfinite(self.thresholds).any()):
-            unknown |= (distances > self.thresholds).all(1)
-        near = self._neighbours(features, neighbours)
+        unknown |= (nearest > self.thresholds).all(1)
+        near = self._neighbours(similar, neighbours, len(images))
         answers = []
         for row, order in enumerate(scores.argsort(dim=1, descending=True, stable=True)[:, :top].tolist()):
-            classes = [self._near(place, distances[row, place], probabilities[row, place]) for place in order]
+            classes = [self._near(p, distances[row, p], nearest[row, p], probabilities[row, p]) for p in order]
             label = None if bool(unknown[row]) else classes[0].label
             answers.append(Answer(label, classes[0].confidence, classes, near[row]))
         return answers
 
     def _see(self, images: Tensor) -> Tensor:
         learner = self.model.learner_
-        parts = images.split(learner.prediction_batch)
+        # on a CPU small parts are faster, since they stay in its caches, and need less memory
+        parts = images.split(SEEN_AT_ONCE if learner.device.type == "cpu" else learner.prediction_batch)
         return torch.cat([learner.features(part.to(learner.device)) for part in parts])
 
     def _scores(self, features: Tensor) -> Tensor:
@@ -221,18 +245,24 @@ class Replica:
             return learner.scores_from_features(features).float().cpu()[:, self._numbers]
         if self.ncm is None:
             return torch.full((len(features), len(self.labels)), -torch.inf)
-        return self.ncm.scores(features).cpu()[:, self._numbers] / NCM_TEMPERATURE
+        return self.ncm.scores(features).cpu()[:, self._numbers] / self.temperature
 
-    def _near(self, place: int, distance: Tensor, probability: Tensor) -> Near:
-        limit = float(self.thresholds[place])
-        return Near(self.labels[place], _finite(float(distance)), round(float(probability), 6), _finite(limit))
+    def _near(self, place: int, distance: Tensor, nearest: Tensor, probability: Tensor) -> Near:
+        far, closest, limit = (_finite(float(value)) for value in (distance, nearest, self.thresholds[place]))
+        return Near(self.labels[place], far, closest, round(float(probability), 6), limit)
 
-    def _neighbours(self, features: Tensor, count: int) -> list[list[Neighbour]]:
-        count = min(count, len(self.features))
-        if count == 0:
-            return [[] for _ in features]
-        near, slots = (F.normalize(features, dim=1).cpu() @ self.features.T).topk(count, dim=1)
-        distances = (2 - 2 * near).clamp(min=0).sqrt()
+    def _nearest(self, similar: Tensor | None, images: int) -> Tensor:
+        """How far the nearest stored image of each label is, ``inf`` where there is none."""
+        best = torch.full((images, max(self._numbers) + 1), -torch.inf)
+        if similar is not None:
+            best.scatter_reduce_(1, self.stored.expand(images, -1), similar, "amax")
+        return _distance(best)[:, self._numbers]
+
+    def _neighbours(self, similar: Tensor | None, count: int, images: int) -> list[list[Neighbour]]:
+        if similar is None or count == 0:
+            return [[] for _ in range(images)]
+        near, slots = similar.topk(min(count, len(self.features)), dim=1)
+        distances = _distance(near)
         return [
             [Neighbour(slot, self.name(slot), round(distance, 6)) for slot, distance in zip(row, far, strict=True)]
             for row, far in zip(slots.tolist(), distances.tolist(), strict=True)
@@ -298,30 +328,62 @@ def directions(scatter: Array, before: Array | None) -> tuple[Array, float]:
 
 
 def thresholds(features: Tensor, labels: Tensor, num_classes: int, quantile: float) -> Tensor:
-    """How far from its prototype an image of each class may be, learned from the memory.
+    """How far from the nearest stored image of a class another image of it may be, learned from the memory.
 
-    Each stored image is compared with the prototype that its class would have without it; the threshold of a class is
-    the given quantile of these distances, and a little for rounding. A class with fewer than five stored images takes
-    the quantile over all classes. Where no class has two images, nothing can be said, and the threshold is infinite.
+    For each stored image, the nearest other one of its class is looked for, and how far that is in units of the class's
+    spread, the root mean square of these distances. All of them together have one quantile; a threshold is that
+    quantile times the spread, and a tenth more. It is no smaller than the stored images' distance from the mean of
+    their class: pictures taken one right after the other are nearer to each other than a new one can be. Where no class
+    has two different images, nothing can be said, and the threshold is infinite.
+
+    Parameters
+    ----------
+    features
+        Of the stored images, of length 1.
+    labels, num_classes
+        Their classes.
+    quantile
+        The share of the stored images that must be near enough to another one.
 
     Examples
     --------
     >>> square = F.normalize(torch.tensor([[1.0, 0.1], [1.0, -0.1], [0.1, 1.0], [-0.1, 1.0]]), dim=1)
     >>> thresholds(square, torch.tensor([0, 0, 1, 1]), 2, quantile=1.0)
-    tensor([0.2190, 0.2190])
+    tensor([0.2189, 0.2189])
     """
-    member = F.one_hot(labels, num_classes).to(features.dtype)
-    counts = member.sum(0)
-    others = F.normalize((member.T @ features)[labels] - features, dim=1)
-    distances = (2 - 2 * (others * features).sum(1)).clamp(min=0).sqrt()
-    compared = counts[labels] >= 2
+    nearest = _nearest_other(features, labels)
+    compared = torch.isfinite(nearest)
     if not bool(compared.any()):
         return torch.full((num_classes,), torch.inf)
-    limits = torch.full((num_classes,), float(np.quantile(distances[compared].numpy(), quantile)))
-    for number in range(num_classes):
-        if counts[number] >= FEW:
-            limits[number] = float(np.quantile(distances[labels == number].numpy(), quantile))
-    return limits + ROUNDING
+    scores, _ = leave_one_out(features, labels, num_classes)
+    away = _distance(scores.gather(1, labels[:, None])[:, 0])[compared]
+    nearest, labels = nearest[compared], labels[compared]
+    spread, least = (_spread(distances, labels, num_classes) for distances in (nearest, away))
+    limit = float(np.quantile((nearest / spread[labels]).numpy(), quantile)) * ROOM
+    return torch.maximum(limit * spread, least)
+
+
+def _nearest_other(features: Tensor, labels: Tensor) -> Tensor:
+    """The distance from each image to the nearest one of its class that is not the same; ``inf``: there is none."""
+    nearest = torch.full((len(labels),), torch.inf)
+    for number in labels.unique().tolist():
+        [mine] = torch.nonzero(labels == number, as_tuple=True)
+        for part in mine.split(AT_ONCE):
+            apart = _distance(features[part] @ features[mine].T)
+            nearest[part] = apart.masked_fill(apart <= SAME, torch.inf).amin(1)
+    return nearest
+
+
+def _spread(distances: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """The root mean square of each class's distances; a class with few borrows from all."""
+    squares = torch.zeros(num_classes).index_add_(0, labels, distances.square())
+    counts = torch.bincount(labels, minlength=num_classes)
+    return ((squares + BORROWED * distances.square().mean()) / (counts + BORROWED)).sqrt()
+
+
+def _distance(cosine: Tensor) -> Tensor:
+    """Between vectors of length 1."""
+    return (2 - 2 * cosine).clamp(min=0).sqrt()
 
 
 def _finite(value: float) -> float | None:

@@ -39,10 +39,15 @@ class ClassNear(Strict):
     """A class and how near an image is to it."""
 
     label: str
-    confidence: float = Field(description="Share of the classifier's belief, from 0 to 1; all classes together have 1.")
+    confidence: float = Field(
+        description="How likely the class is, from 0 to 1, judged by the stored images; all classes together have 1."
+    )
     distance: float | None = Field(description="From the image's features to the class's prototype, 0 to 2.")
+    nearest: float | None = Field(
+        description="From the image's features to the nearest stored image of the class, 0 to 2; null: none is stored."
+    )
     threshold: float | None = Field(
-        description="The distance beyond which the class does not take an image for its own."
+        description="If `nearest` is larger, the class does not take the image for its own; null: it takes any."
     )
 
 
@@ -78,7 +83,9 @@ class KnownClass(Strict):
     label: str
     learned: int = Field(description="Images ever learned of it.")
     stored: int = Field(description="Images of it in memory.")
-    threshold: float | None
+    threshold: float | None = Field(
+        description="How far from the nearest of these another image of it may be; null: any distance."
+    )
 
 
 class Classes(Strict):

@@ -1,5 +1,7 @@
 """The loop over the stream: its contract with hooks, resuming, and how an engine is chosen."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -91,3 +93,17 @@ def test_nothing_is_said_where_nothing_was_asked_for(stream):
 def test_why_not_graph_names_the_reason():
     assert "cpu" in why_not_graph(learner())
     assert most_side_by_side(learner()) == 1
+
+
+def test_a_wide_encoder_leaves_room_for_fewer(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (40 * 2**30, 80 * 2**30))
+
+    def fitting(width, **options):
+        made = make_learner("scr", image_shape=(3, 32, 32), device="cpu", width=width, **options)
+        shown = {name: getattr(made, name) for name in ("image_shape", "memory_batch", "memory", "width", "weights")}
+        return most_side_by_side(SimpleNamespace(device=torch.device("cuda"), **shown))
+
+    assert fitting(20) == 16
+    assert fitting(20) == fitting(24)  # 20 channels are padded to 24
+    assert 1 <= fitting(64, memory_batch=200) < fitting(24, memory_batch=200)
+    assert fitting(64, memory_batch=5000) == 1

@@ -114,7 +114,9 @@ class Notes:
 
 @needs_ray
 @pytest.mark.slow
-def test_a_machine_is_lost_in_the_middle(cluster: Any, store: Store, alone: dict[str, Any]) -> None:
+def test_a_machine_is_lost_in_the_middle(
+    cluster: Any, store: Store, alone: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     class Kills(Notes):
         """Takes the second machine away when two runs are under way, one on each."""
 
@@ -128,6 +130,9 @@ def test_a_machine_is_lost_in_the_middle(cluster: Any, store: Store, alone: dict
         machines = [cluster.add_node(**SMALL)]  # now, so that this process belongs to the machine that stays
         report = sweep(RUNS, store, RayTasks(cluster.address, EVERY_BATCH), [kills])
     assert not machines
+    said = capsys.readouterr()
+    assert said.out == ""  # that is for results
+    assert "(raylet)" in said.err
     assert (report.wanted, report.finished, report.failures) == (4, 4, [])
     assert (report.merged.new, report.merged.same, report.merged.conflicts) == (4, 0, [])
     assert sorted(run_key(outcome.job.config) for outcome in kills.outcomes) == sorted(alone)

@@ -13,12 +13,15 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from scrlearn import devices
+from scrlearn.checkpoint import load_checkpoint, save_checkpoint
 from scrlearn.data import ArrayImages, Dataset, load
 from scrlearn.engine import Position, train
 from scrlearn.errors import CheckpointError, InputError
@@ -412,8 +415,6 @@ def test_foreign_and_damaged_checkpoints(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(CheckpointError, match="part of it is missing"):
         plain(out=tmp_path, resume=True)
     assert path.read_bytes() == whole[: len(whole) // 2]
-    from scrlearn.checkpoint import save_checkpoint
-
     save_checkpoint(path, {}, {"kind": "OnlineClassifier"})
     with pytest.raises(CheckpointError, match="not the checkpoint of a run"):
         plain(out=tmp_path, resume=True)
@@ -424,8 +425,93 @@ def test_foreign_and_damaged_checkpoints(tmp_path: Path, monkeypatch: pytest.Mon
 def test_other_versions_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_and_die(2, tmp_path)
     monkeypatch.setattr(runner, "versions", lambda: {"scrlearn": "9.9"})
-    with pytest.warns(UserWarning, match="other versions of scrlearn"):
+    with pytest.warns(UserWarning, match="another version of scrlearn"):
         plain(out=tmp_path, resume=True)
+
+
+def change_machine(path: Path, **changes: object) -> None:
+    """Let a checkpoint say that its run was made on another machine."""
+    state, about = load_checkpoint(path)
+    config = {**about["config"], **{name: "auto" for name in changes if name in about["config"]}}
+    save_checkpoint(path, state, {**about, "config": config, "machine": {**about["machine"], **changes}})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"threads": 99}, rf"another number of threads \(99, here {torch.get_num_threads()}\)"),
+        ({"name": "abacus"}, "another processor .abacus"),
+    ],
+)
+def test_what_may_change_the_bits_is_said(change: dict, said: str, tmp_path: Path, uninterrupted: str) -> None:
+    run_and_die(2, tmp_path)
+    change_machine(tmp_path / CHECKPOINT, **change)
+    with pytest.warns(UserWarning, match=said):
+        assert without_times(plain(out=tmp_path, resume=True)) == uninterrupted
+
+
+def test_nothing_is_said_on_the_same_machine(tmp_path: Path) -> None:
+    run_and_die(2, tmp_path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="The run in")
+        plain(out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(("name", "there"), [("precision", "bf16"), ("device", "cuda")])
+def test_another_device_or_precision_is_refused(
+    name: str, there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    auto = SHORT.replace(**{name: "auto"})
+    run_and_die(2, tmp_path, auto)
+    change_machine(tmp_path / CHECKPOINT, **{name: there})
+    with pytest.raises(CheckpointError, match=f"Ask for --{name} {there}"):
+        plain(auto, out=tmp_path, resume=True)
+
+
+def test_auto_is_what_the_run_was_made_with(tmp_path: Path) -> None:
+    auto = SHORT.replace(precision="auto", device="auto")
+    run_and_die(2, tmp_path, auto)
+    made = load_checkpoint(tmp_path / CHECKPOINT)[1]["machine"]
+    result = plain(auto.replace(precision=made["precision"], device=made["device"]), out=tmp_path, resume=True)
+    assert plain(auto, out=tmp_path, resume=True) == result
+    other = "fp32" if made["precision"] == "bf16" else "bf16"
+    with pytest.raises(CheckpointError, match=f"precision '{made['precision']}' there, '{other}' here"):
+        plain(auto.replace(precision=other), out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("method", ["scr", "ewc++", "lwf", "icarl", "offline"])
+def test_a_run_made_on_a_gpu_answers_without_one(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its random numbers, its device and its precision do not exist here."""
+    options = {"epochs": 1} if method == "offline" else {}
+    plain(SHORT.replace(method=method, limit=4, tasks=2, options=options), out=tmp_path)
+    path = tmp_path / CHECKPOINT
+    here, names = load_learner(path)
+    state, about = load_checkpoint(path)
+    machine = {**about["machine"], "device": "cuda", "precision": "bf16"}
+    about = {**about, "config": {**about["config"], "device": "cuda", "precision": "auto"}, "machine": machine}
+    save_checkpoint(path, {**state, "generator": torch.zeros(16, dtype=torch.uint8)}, about)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(devices, "_cpu_has_bf16", lambda: False)
+    x = DIGITS.test.read(torch.arange(50))
+    for device in ("auto", "cpu", torch.device("cpu")):
+        moved, same = load_learner(path, device)
+        assert same == names
+        assert (moved.device.type, moved.precision) == ("cpu", "fp32")
+        assert torch.equal(moved.scores(x), here.scores(x))
+    monkeypatch.setattr(devices, "_cpu_has_bf16", lambda: True)
+    assert load_learner(path)[0].precision == "bf16"
+    with pytest.raises(InputError, match="no CUDA device"):
+        load_learner(path, "cuda")
+
+
+@pytest.mark.device
+def test_a_run_on_a_gpu_answers_on_the_cpu(tmp_path: Path) -> None:
+    plain(SHORT.replace(device="cuda"), out=tmp_path)
+    there, here = load_learner(tmp_path / CHECKPOINT)[0], load_learner(tmp_path / CHECKPOINT, "cpu")[0]
+    assert (there.device.type, here.device.type) == ("cuda", "cpu")
+    x = DIGITS.test.read(torch.arange(50))
+    torch.testing.assert_close(there.scores(x).cpu(), here.scores(x), atol=1e-3, rtol=1e-3)
 
 
 def test_what_a_killed_save_left_is_removed(tmp_path: Path) -> None:

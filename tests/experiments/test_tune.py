@@ -45,6 +45,11 @@ class Measured:
     def __init__(self, monkeypatch):
         self.calls = []
         monkeypatch.setattr(module, "run_seeds", self)
+        monkeypatch.setattr(module, "run_all", self.all)
+
+    def all(self, configs, dataset, **how):
+        """Several at once: each is measured as it would be alone."""
+        return [self(config, [config.seed])[0] for config in configs]
 
     def __call__(self, config, seeds, **how):
         self.calls.append((config, list(seeds), how))
@@ -148,6 +153,46 @@ def test_stopped_and_resumed_it_proposes_what_it_would_have(measured, tmp_path, 
     resumed = search(tmp_path / "stopped", trials=16)
     assert [t.values for t in resumed.trials] == [t.values for t in whole.trials]
     assert [t.accuracies for t in resumed.trials] == [t.accuracies for t in whole.trials]
+
+
+def test_trials_at_once_know_nothing_of_each_other(measured, tmp_path):
+    found = search(tmp_path, trials=10, seeds=2, at_once=4)
+    assert len({str(t.values) for t in found.trials}) == 10
+    assert [len(t.accuracies) for t in found.trials] == [2] * 10
+    assert found.trials[0].values == search(tmp_path / "alone", trials=1, seeds=2).trials[0].values
+    for trial in found.trials:  # each has its own figures
+        alone = [measured(with_values(CONFIG, trial.values), [seed])[0].average_accuracy for seed in (1000, 1001)]
+        assert list(trial.accuracies) == pytest.approx(alone)
+
+
+def test_trials_at_once_stopped_and_resumed(measured, tmp_path, monkeypatch):
+    whole = search(tmp_path / "whole", trials=11, at_once=4)
+    kept, real = [], module.Book.keep
+
+    def killed(self, trial):
+        if len(kept) == 6:
+            kept.append(None)
+            raise KeyboardInterrupt
+        kept.append(trial)
+        real(self, trial)
+
+    monkeypatch.setattr(module.Book, "keep", killed)
+    with pytest.raises(SearchStopped, match="Stopped after 6 of 11"):
+        search(tmp_path / "stopped", trials=11, at_once=4)
+    resumed = search(tmp_path / "stopped", trials=11, at_once=4)
+    assert [t.values for t in resumed.trials] == [t.values for t in whole.trials]
+
+
+def test_a_small_space_at_once_is_tried_whole(measured, tmp_path):
+    space = {**SPACE, "learning_rate": [0.1], "memory_batch": [10]}
+    found = search(tmp_path, space=space, trials=30, at_once=8)
+    assert len(found.trials) == len(SPACE["momentum"])
+
+
+def test_at_once_and_giving_up_early_exclude_each_other(measured, tmp_path):
+    for wrong in ({"at_once": 2, "prune": True}, {"at_once": 0}):
+        with pytest.raises(InputError, match="at_once is"):
+            search(tmp_path, **wrong)
 
 
 def test_a_finished_search_is_found_again(measured, tmp_path):

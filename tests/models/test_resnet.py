@@ -108,7 +108,7 @@ def test_two_blocks_a_stage_and_no_max_pool():
 # ---------------------------------------------------------------- BatchNorm
 
 
-@pytest.mark.parametrize("shape", [(6, 4, 3, 5), (1, 4, 2, 1), (2, 4, 1, 1)])
+@pytest.mark.parametrize("shape", [(6, 4, 3, 5), (1, 4, 3, 1), (3, 4, 1, 1)])
 def test_batch_norm_is_torchs_own(shape):
     ours, theirs = BatchNorm(4).double(), nn.BatchNorm2d(4).double()
     with torch.no_grad():
@@ -147,6 +147,27 @@ def test_a_single_value_per_channel_joins_the_running_statistics_first():
     before = norm.eval().running_mean.clone()
     norm(x)
     assert torch.equal(norm.running_mean, before)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 1, 1), (1, 3, 1, 2)])
+def test_two_values_per_channel_join_the_running_statistics_first(shape):
+    norm = BatchNorm(3).double()
+    norm(torch.randn(5, 3, 2, 2, dtype=torch.float64))
+    mean, var, x = norm.running_mean.clone(), norm.running_var.clone(), torch.randn(shape, dtype=torch.float64)
+    first, second = x.movedim(1, 0).reshape(3, 2).T
+    # the variance of a mixture: nine parts of before, one of these two
+    both = (first + second) / 2
+    mean, var = 0.9 * mean + 0.1 * both, 0.9 * var + 0.1 * (first - second) ** 2 / 4 + 0.09 * (both - mean) ** 2
+    found = norm(x).movedim(1, 0).reshape(3, 2).T
+    torch.testing.assert_close(found, (torch.stack([first, second]) - mean) / (var + 1e-5).sqrt())
+    torch.testing.assert_close(norm.running_mean, mean)
+    torch.testing.assert_close(norm.running_var, var)
+
+
+def test_two_values_next_to_each_other_have_a_bounded_gradient():
+    norm, x = BatchNorm(1), torch.tensor([[[[0.5]]], [[[0.5 + 1e-6]]]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(norm(x)[0].sum(), x)
+    assert gradient.abs().max().item() < 2
 
 
 def test_a_single_value_of_any_size_has_a_bounded_output_and_gradient():

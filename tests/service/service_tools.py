@@ -89,7 +89,8 @@ def api(folder: Path, limits: Limits | None = None, token: str | None = None, **
 @contextlib.contextmanager
 def listening(service: Service, access: Access | None = None) -> Iterator[str]:
     """The address of a real server on this machine."""
-    server = uvicorn.Server(uvicorn.Config(create_app(service, access), port=0, lifespan="off", log_config=None))
+    app = create_app(service, access)
+    server = uvicorn.Server(uvicorn.Config(app, http="h11", port=0, lifespan="off", log_config=None))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -100,3 +101,4 @@ def listening(service: Service, access: Access | None = None) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
+        app.state.demo.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -44,7 +45,8 @@ def test_five_commands_and_the_client(tmp_path: Path) -> None:
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    with server:
+    with server, contextlib.ExitStack() as stack:
+        stack.callback(server.kill)  # whatever goes wrong; one that has ended already does not mind
         assert "Serving" in server.stdout.readline()
         answers = [
             json.loads(subprocess.run(["bash", "-c", line], cwd=tmp_path, check=True, capture_output=True).stdout)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import json
 import random
+import socket
+import struct
+import zlib
 from pathlib import Path
 from urllib.parse import quote
 
@@ -24,6 +28,19 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 PATHS = ("/v1/learn", "/v1/predict", "/v1/nearest")
 
 
+def _giant(kind: str) -> bytes:
+    """A small file whose header says that the picture is huge."""
+    data = bytearray(file_of(np.zeros((24, 32, 3), np.uint8), kind, **({"lossless": True} if kind == "WEBP" else {})))
+    if kind == "PNG":
+        data[16:24] = struct.pack(">II", 60_000, 60_000)
+        data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    elif kind == "BMP":
+        data[18:26] = struct.pack("<ii", 60_000, 60_000)
+    else:
+        data[21:25] = struct.pack("<I", 16_382 | 16_382 << 14)
+    return bytes(data)
+
+
 class Fuzzer:
     """Good requests, damaged in every way it can think of; the same each time."""
 
@@ -33,6 +50,7 @@ class Fuzzer:
         self.files = [file_of(noise, kind) for kind in ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")]
         self.files += [self._animated("PNG"), self._animated("WEBP"), self._animated("GIF"), b"", b"\x00" * 1000]
         self.files += [file_of(np.zeros((2000, 2000), np.uint8)), file_of(np.zeros((1, 20_000), np.uint8)), png("cat")]
+        self.files += [_giant(kind) for kind in ("PNG", "BMP", "WEBP")]
 
     def _animated(self, kind: str) -> bytes:
         file = io.BytesIO()
@@ -62,7 +80,7 @@ class Fuzzer:
 
     def request(self) -> httpx.Request:
         make = self.random.choice((self._json, self._form, self._query, self._path, self._raw))
-        return make()
+        return self._demo() if self.random.random() < 0.02 else make()
 
     def _json(self) -> httpx.Request:
         good = {"images": encoded(*(self.image() for _ in range(self.random.randrange(4)))), "labels": ["cat"]}
@@ -94,6 +112,11 @@ class Fuzzer:
             headers["Idempotency-Key"] = self.random.choice(("", "k", "a b", "x" * 300))
         return httpx.Request("POST", self.random.choice(PATHS), content=body, headers=headers)
 
+    def _demo(self) -> httpx.Request:
+        method = self.random.choice(("GET", "POST", "DELETE", "PUT", "HEAD", "OPTIONS"))
+        path = "/v1/demo" + self.random.choice(("", "", "", "/", "?a=b", "/" + quote(self.text(), safe="")))
+        return httpx.Request(method, path, content=self.random.randbytes(self.random.choice((0, 10, 400_000))))
+
     def _query(self) -> httpx.Request:
         name = self.random.choice(("offset", "limit", "label", "digest", "wait", "k"))
         value = self.random.choice(("-1", "1e9", "nan", "9" * 400, self.text(), "0x1", ""))
@@ -113,7 +136,7 @@ def test_malformed_requests(tmp_path: Path, requests: int) -> None:
     with api(tmp_path, LIMITS) as client:
         teach(client.service, "cat", 20)
         statuses: dict[int, int] = {}
-        before = 0
+        before = unread = 0
         for number in range(requests):
             if number == requests // 2:
                 before = resident_bytes()
@@ -121,15 +144,49 @@ def test_malformed_requests(tmp_path: Path, requests: int) -> None:
             made = client.build_request(made.method, str(made.url), content=made.read(), headers=dict(made.headers))
             try:
                 answer = client.send(made)
-            except httpx.RemoteProtocolError:  # an answer to a body that was not read to its end
+            except (httpx.RemoteProtocolError, httpx.WriteError):  # an answer to a body that was not read to its end
+                unread += 1
                 continue
             statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
             assert answer.status_code in EXPECTED, (made, answer.text)
             if answer.status_code >= 400 and made.method != "HEAD":
                 assert answer.headers["content-type"] == "application/problem+json", answer.text
                 assert answer.json()["code"]
+        print(f"{requests} requests: {dict(sorted(statuses.items()))}, {unread} not read to their end")
+        print(f"{(resident_bytes() - before) / 2**20:+.1f} MiB in the second half of them")
         assert len(statuses) >= 5, "the requests were of many kinds"
+        assert unread < requests / 20
         assert resident_bytes() - before < 50 << 20, "memory does not grow"
+        assert client.get("/healthz").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("requests", [40, pytest.param(3000, marks=SLOW)])
+def test_malformed_bytes(tmp_path: Path, requests: int) -> None:
+    """What is hardly HTTP: bytes changed, taken out, put in, cut short, in the head as well."""
+    rng = random.Random(requests)
+    content = json.dumps({"images": encoded(png("cat"))}).encode()
+    head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+    head += str(len(content))
+    statuses: dict[str, int] = {}
+    with api(tmp_path, LIMITS) as client:
+        teach(client.service, "cat", 20)
+        for _ in range(requests):
+            data = bytearray(head.encode() + b"\r\n\r\n" + content)
+            for _ in range(rng.choice((1, 1, 3, 20))):
+                place = rng.randrange(len(head) + 10 if rng.random() < 0.8 else len(data))
+                data[place : place + rng.choice((0, 1, 1, 30))] = rng.randbytes(rng.choice((0, 1, 1, 5)))
+            with socket.create_connection((client.base_url.host, client.base_url.port), timeout=0.1) as connection:
+                connection.sendall(data[: rng.randrange(len(data))] if rng.random() < 0.2 else data)
+                answer = b""
+                with contextlib.suppress(
+                    TimeoutError, ConnectionResetError
+                ):  # it waits for the rest, which never comes
+                    answer = connection.recv(65536)
+            status = answer[9:12].decode()
+            statuses[status] = statuses.get(status, 0) + 1
+            assert status in {"", *map(str, EXPECTED)}, answer
+        print(f"{requests} requests: {statuses}")
+        assert len(statuses) >= 3, "the requests were of many kinds"
         assert client.get("/healthz").json() == {"status": "ok"}
 
 
@@ -144,6 +201,7 @@ def test_the_description_is_kept(tmp_path: Path, examples: int, mode: str) -> No
     with api(tmp_path, LIMITS) as client:
         teach(client.service, "cat", 20)
         schema = schemathesis.openapi.from_dict(client.get("/openapi.json").json())
+        asked: dict[str, int] = {}
         for found in schema.get_all_operations():
             operation = found.ok()
             strategy = operation.as_strategy(generation_mode=schemathesis.GenerationMode[mode])
@@ -159,6 +217,8 @@ def test_the_description_is_kept(tmp_path: Path, examples: int, mode: str) -> No
             @given(case=strategy)
             def one(case) -> None:
                 answer = case.call(base_url=str(client.base_url))
+                name = f"{case.method} {case.path}"
+                asked[name] = asked.get(name, 0) + 1
                 assert answer.status_code in EXPECTED, answer.text
                 documented = case.operation.definition.raw["responses"]
                 if answer.status_code not in (400, 405):
@@ -170,3 +230,5 @@ def test_the_description_is_kept(tmp_path: Path, examples: int, mode: str) -> No
             except Exception as error:
                 if type(error).__name__ not in ("Unsatisfiable", "SkipTest", "Skipped"):
                     raise
+        print(f"{sum(asked.values())} requests: {asked}")
+        assert client.get("/healthz").json() == {"status": "ok"}

@@ -21,5 +21,7 @@ def test_killed_while_taught_and_asked(tmp_path: Path, kills: int) -> None:
     assert state["lost"] == 0
     assert state["notes"] == []
     harness.check(state)
+    seen = f"{harness.answers} answers, {len(harness.digests)} models compared"
+    print(f"{kills} kills: {len(harness.acknowledged)} requests with {state['images']} images, {seen}")
     assert harness.answers > 0
     assert state["disk_bytes"] < 2_000_000

@@ -13,12 +13,13 @@ from service_tools import CONFIG, images_of, open_service, teach
 from tiny_encoder import tiny
 
 from scrlearn.errors import InputError
+from scrlearn.learners.base import NCM_TEMPERATURE
 from scrlearn.service.answers import Answerer
 from scrlearn.service.encoders import make_encoder
 from scrlearn.service.journal import Item
 from scrlearn.service.model import (
-    FEW,
-    ROUNDING,
+    BORROWED,
+    ROOM,
     Cartographer,
     Replica,
     ServedClassifier,
@@ -49,10 +50,15 @@ def test_a_copy_answers_as_the_classifier_does(classifier: str) -> None:
     answers = replica.answer(asked, neighbours=4)
     assert [answer.classes[0].label for answer in answers] == model.predict(asked).tolist()
     columns = model.classes_.tolist()
-    for answer, row in zip(answers, model.predict_proba(asked), strict=True):
+    probabilities = model.predict_proba(asked)
+    if classifier == "ncm":  # the same, at the temperature that the memory gives
+        assert replica.temperature != NCM_TEMPERATURE
+        powers = probabilities ** (NCM_TEMPERATURE / replica.temperature)
+        probabilities = powers / powers.sum(1, keepdims=True)
+    for answer, row in zip(answers, probabilities, strict=True):
         assert {near.label for near in answer.classes} == {*columns}
         for near in answer.classes:
-            assert near.confidence == pytest.approx(row[columns.index(near.label)], abs=1e-5)
+            assert near.confidence == pytest.approx(row[columns.index(near.label)], abs=1e-4)
     expected = model.nearest(asked, k=4)
     assert [[n.slot for n in answer.neighbours] for answer in answers] == expected.indices.tolist()
     found = [[n.distance for n in answer.neighbours] for answer in answers]
@@ -70,24 +76,36 @@ def test_distances_are_to_the_prototypes() -> None:
     for near in answer.classes:
         mean = features[stored.labels == near.label].mean(0)
         mean /= np.linalg.norm(mean)
-        assert near.distance == pytest.approx(np.linalg.norm(model.embed(images_of("cat", 1))[0] - mean), abs=1e-4)
+        asked = model.embed(images_of("cat", 1))[0]
+        assert near.distance == pytest.approx(np.linalg.norm(asked - mean), abs=1e-4)
+        closest = np.linalg.norm(features[stored.labels == near.label] - asked, axis=1).min()
+        assert near.nearest == pytest.approx(closest, abs=2e-3)
 
 
 def test_thresholds_leave_each_image_out() -> None:
     generator = torch.Generator().manual_seed(0)
     features = F.normalize(torch.randn(40, 6, generator=generator), dim=1)
-    labels = torch.tensor([0] * 20 + [1] * 15 + [3] * 3 + [4] * 2)
-    distances: dict[int, list[float]] = {}
-    for i in range(40):
+    labels = torch.tensor([0] * 20 + [1] * 15 + [3] * 4 + [4])
+    nearest: dict[int, list[float]] = {number: [] for number in range(5)}
+    away: dict[int, list[float]] = {number: [] for number in range(5)}
+    for i in range(39):
         others = [j for j in range(40) if labels[j] == labels[i] and j != i]
-        prototype = F.normalize(features[others].sum(0), dim=0)
-        distances.setdefault(int(labels[i]), []).append(float((features[i] - prototype).norm()))
-    found = thresholds(features, labels, 5, 0.8)
-    everything = np.quantile(np.concatenate(list(distances.values())), 0.8) + ROUNDING
-    for number in range(5):
-        few = len(distances.get(number, [])) < FEW
-        expected = everything if few else np.quantile(distances[number], 0.8) + ROUNDING
-        assert float(found[number]) == pytest.approx(expected, abs=1e-5)
+        nearest[int(labels[i])].append(min(float((features[i] - features[j]).norm()) for j in others))
+        away[int(labels[i])].append(float((features[i] - F.normalize(features[others].sum(0), dim=0)).norm()))
+
+    def spread(distances: dict[int, list[float]], number: int) -> float:
+        everything = np.square(np.concatenate(list(distances.values()))).mean()
+        mine = np.square(distances[number]).sum()
+        return float(np.sqrt((mine + BORROWED * everything) / (len(distances[number]) + BORROWED)))
+
+    relative = [distance / spread(nearest, number) for number, found in nearest.items() for distance in found]
+    floors = set()
+    for quantile in (0.0, 1.0):
+        for number, found in enumerate(thresholds(features, labels, 5, quantile).tolist()):
+            limit, floor = spread(nearest, number) * np.quantile(relative, quantile) * ROOM, spread(away, number)
+            assert found == pytest.approx(max(limit, floor), abs=1e-5)
+            floors.add(bool(limit < floor))
+    assert floors == {True, False}
 
 
 def test_a_single_image_of_each_class_sets_no_threshold() -> None:

@@ -1,0 +1,36 @@
+"""Devices that are not there, and the precision nearest to one that a device does not have."""
+
+import pytest
+import torch
+
+from scrlearn import devices
+from scrlearn.devices import nearest_precision, resolve_device
+from scrlearn.errors import InputError
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["gpu", "meta", "cuda:99"])
+def test_no_such_device(name):
+    with pytest.raises(InputError, match=name):
+        resolve_device(name)
+
+
+def test_a_number_beyond_the_last_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+    assert resolve_device("cuda") == torch.device("cuda")
+    with pytest.raises(InputError, match="sees 2 of them"):
+        resolve_device("cuda:2")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_nearest_precision(there, monkeypatch):
+    monkeypatch.setattr(devices, "_cpu_has_bf16", lambda: there)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: there)
+    for device in (CPU, torch.device("cuda")):
+        assert nearest_precision("bf16", device) == ("bf16" if there else "fp32")
+        assert nearest_precision("fp32", device) == "fp32"
+    assert nearest_precision("tf32", torch.device("cuda")) == "tf32"
+    assert nearest_precision("tf32", CPU) == "fp32"
