@@ -25,6 +25,7 @@ import json
 import multiprocessing
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -299,6 +300,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     options = parser.parse_args(arguments)
     if hasattr(os, "sched_setaffinity"):  # children have the same cores
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # an end by which the service ends too
     import torch
 
     kind = "soak" if options.minutes else "load"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import sqlite3
 import threading
@@ -68,6 +69,7 @@ class Worker:
         self._waiters: list[tuple[Callable[[], bool], Future[bool]]] = []
         self._changed = threading.Condition()
         self._stopping = False
+        self._tidied = 0
         self._thread = threading.Thread(target=self._run, name="scr-learner", daemon=True)
 
     # ---------------------------------------------------------------- from other threads
@@ -171,6 +173,9 @@ class Worker:
 
     def _idle(self) -> None:
         """Wait for something new; a snapshot, or another try, may be due before it comes."""
+        if self._tidied < self.learned:
+            give_back_memory()
+            self._tidied = self.learned
         with self._changed:
             if self._stopping or self._journal.last > self.learned:
                 return
@@ -280,3 +285,9 @@ class Worker:
         self._snapshot_images, self._snapshot_time = self.images, time.monotonic()
         self.erased, self._must_erase = self.learned, False
         self._settle()
+
+
+def give_back_memory() -> None:
+    """Return what a step has freed to the system: the C library keeps it, several times what the model needs."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # only glibc has it, and only glibc needs it
+        ctypes.CDLL(None).malloc_trim(0)

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from service_tools import listening, open_service, pixels, png
+from service_tools import encoded, listening, open_service, pixels, png
 from typer.testing import CliRunner
 
 from scrlearn.cli import app
@@ -171,6 +172,9 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         assert Client(address, token.read_text().strip()).learn([png("cat")], ["cat"], wait=30)["learned"]
         with pytest.raises(ServiceError, match="Authorization: Bearer"):
             Client(address).state()
+        headers = {"Authorization": f"Bearer {token.read_text().strip()}", "Idempotency-Key": "\x7f"}
+        odd = httpx.post(f"{address}/v1/learn", json={"images": encoded(png("cat")), "labels": ["a"]}, headers=headers)
+        assert (odd.status_code, odd.json()["code"]) == (422, "invalid"), "whatever parsers of HTTP are installed"
         second = CliRunner().invoke(app, ["serve", "--state", str(tmp_path / "state"), "--port", "0"])
         assert second.exit_code == 1
         assert "Another server" in second.output

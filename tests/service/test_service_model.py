@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tiny_encoder import tiny
 
 from scrlearn.errors import InputError
 from scrlearn.learners.base import NCM_TEMPERATURE
+from scrlearn.service import worker
 from scrlearn.service.answers import Answerer
 from scrlearn.service.encoders import make_encoder
 from scrlearn.service.journal import Item
@@ -242,6 +244,18 @@ def test_whoever_waits_is_let_go(tmp_path: Path) -> None:
         waiting = service.worker.when_published(100)
         service.release()
         assert waiting.result(10) is False
+
+
+def test_memory_goes_back_when_all_is_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back: queue.Queue[None] = queue.Queue()
+    monkeypatch.setattr(worker, "give_back_memory", lambda: given_back.put(None))
+    with open_service(tmp_path) as service:
+        for start in (0, 10):
+            teach(service, "cat", 10, start)
+            given_back.get(timeout=10)
+        service.worker.wake()
+        assert service.ask(images_of("cat", 1)).result(10).answers
+    assert given_back.empty(), "not again when nothing was learned"
 
 
 def test_encoders_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
