@@ -19,10 +19,10 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="the emulator is compil
 # channels in, channels out, images, height, width
 LAYERS = [
     (24, 24, 2, 8, 8),
-    (24, 24, 1, 32, 32),
+    (24, 24, 1, 18, 32),
     (24, 40, 3, 7, 9),
     (40, 24, 1, 5, 21),
-    (40, 40, 2, 16, 16),
+    (40, 40, 1, 16, 16),
     (8, 16, 5, 4, 4),
     (16, 8, 1, 1, 1),
     (8, 16, 1, 3, 100),
