@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -244,6 +246,19 @@ def test_whoever_waits_is_let_go(tmp_path: Path) -> None:
         waiting = service.worker.when_published(100)
         service.release()
         assert waiting.result(10) is False
+
+
+def test_a_copy_goes_when_nobody_needs_it() -> None:
+    """With its images and weights, and at once: copies come often, and garbage is looked for seldom."""
+    replica = Replica(taught("cat", "dog"), 24)
+    learner = replica.model.learner_
+    parts = [weakref.ref(part) for part in (learner, learner.network, learner.memory)]
+    gc.disable()
+    try:
+        del replica, learner
+        assert [part() for part in parts] == [None, None, None]
+    finally:
+        gc.enable()
 
 
 def test_memory_goes_back_when_all_is_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
