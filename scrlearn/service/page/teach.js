@@ -182,8 +182,8 @@ function showVerdict(prediction) {
     const [best] = prediction.classes;
     setText(word, prediction.unknown ? "Unknown" : prediction.label);
     if (!prediction.unknown) word.classList.add(colourClass(prediction.label));
-    const far = best.distance === null ? "" : ` Distance ${best.distance.toFixed(2)}`;
-    const limit = best.threshold === null ? "." : `, known up to ${best.threshold.toFixed(2)}.`;
+    const far = best.nearest === null ? "" : ` Nearest image ${best.nearest.toPrecision(2)} away`;
+    const limit = best.threshold === null ? "." : `, known up to ${best.threshold.toPrecision(2)}.`;
     const unknown = `Most like “${best.label}”, but too far from it.`;
     const sure = `Confidence ${percent(prediction.confidence)}.`;
     setText(byId("why"), (prediction.unknown ? unknown : sure) + (far && far + limit));
