@@ -326,7 +326,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             warnings.warn(f"Running eagerly: {reason}.", stacklevel=4)
         if reason is None and self.engine == "auto" and self._has_foreign_parts():
             reason = "nobody knows whether a part from elsewhere can be recorded"
-        learner.runner = learner.run_directly if reason is not None else GraphRunner(learner)
+        learner.runner = None if reason is not None else GraphRunner(learner)
 
     def _adopt(self, learner: Learner, index: dict[Hashable, int]) -> None:
         self._learner, self._index = learner, index

@@ -294,7 +294,7 @@ def _in_float32(learner: Learner) -> Learner:
     twin.average = None if learner.average is None else _network_in_float32(learner.average)
     twin.memory = _on_cpu(learner.memory)
     twin.drift = None if learner.drift is None else _on_cpu(learner.drift)
-    twin.runner = twin.run_directly
+    twin.runner = None
     twin._changed()  # class means at hand may come from bfloat16 features
     return twin
 

@@ -130,7 +130,7 @@ class Learner:
         self.num_classes = 0
         self.steps = 0
         self.tasks = 0
-        self.runner: Runner = self.run_directly
+        self.runner: Runner | None = None
         self._changed()
         self.drift = self._build_drift(prototypes, drift_width)
         self.earlier = Teacher(self._encoder(), training=False) if self.drift is not None else None
@@ -181,7 +181,7 @@ class Learner:
         self._check_batch(x, y)
         self.reserve(int(y.max()) + 1)
         self.set_training(True)
-        loss = self.runner(self.step, self._sent(x), self._sent(y))
+        loss = self.run(self.step, self._sent(x), self._sent(y))
         self.advance(len(x))
         return loss
 
@@ -329,8 +329,12 @@ class Learner:
         if self.network.training != training:
             self.network.train(training)
 
+    def run(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """Run one of this learner's functions, as the engine has it where there is one."""
+        return (self.runner or self.run_directly)(function, *inputs)
+
     def run_directly(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """The runner there is without an engine: call the function."""
+        """Without an engine: call the function."""
         with numerics(self.precision):
             return function(*inputs)
 
@@ -357,7 +361,7 @@ class Learner:
     def features(self, x: Tensor) -> Tensor:
         """Features of one batch as prediction sees them."""
         self.set_training(False)
-        return self.runner(self.look, x)
+        return self.run(self.look, x)
 
     def look(self, x: Tensor) -> Tensor:
         """What the encoder sees in images, with averaged weights and the mirror image if asked for. Graph-safe."""

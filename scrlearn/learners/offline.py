@@ -136,7 +136,7 @@ class Offline(Learner):
         epoch, done = divmod(self.trained, steps // self.epochs)
         for slots in self._order(epoch).split(self.batch)[done : steps // self.epochs]:
             self.set_training(True)  # whoever watches the progress may have asked for an answer
-            self.runner(self.train_step, *self.memory.read(slots))
+            self.run(self.train_step, *self.memory.read(slots))
             self.trained += 1
             self._changed()
             if progress is not None:

@@ -107,7 +107,7 @@ class Replay(Keeper):
             order = self.memory.sample(self.memory.size, self.generator)
             for slots in order.split(REVIEW_BATCH):
                 if len(slots) == REVIEW_BATCH:
-                    self.runner(self.review_step, slots)
+                    self.run(self.review_step, slots)
             self._changed()
         self.retrieve.end_task(self)
 

@@ -58,6 +58,7 @@ class ServedClassifier(OnlineClassifier):
         other = type(self)(**self.get_params(deep=False))
         if self._learner is not None:
             learner = other._build(self._learner.image_shape)
+            learner.runner = None  # copies are short-lived: nothing is worth recording, and nothing must hold them
             learner.load_state_dict(self._learner.state_dict())
             other._adopt(learner, dict(self._index))
         return other
@@ -149,7 +150,6 @@ class Replica:
     """
 
     def __init__(self, model: ServedClassifier, sequence: int, quantile: float = 0.95) -> None:
-        self.labels: list[str] = []
         self.model = model.twin()
         self.sequence = sequence
         self.labels = [*self.model.labels]
@@ -194,11 +194,6 @@ class Replica:
             return fit_temperature(self.ncm.scores(seen), stored, NCM_TEMPERATURE)
         scores, others = leave_one_out(seen, stored, learner.num_classes)
         return fit_temperature(scores[others], stored[others], NCM_TEMPERATURE)
-
-    def __del__(self) -> None:
-        # a learner and its runner refer to each other, so both would stay, with all images, until garbage is looked for
-        if self.labels:
-            vars(self.model.learner_).pop("runner", None)
 
     def counts(self) -> dict[str, int]:
         """Stored images of each label."""

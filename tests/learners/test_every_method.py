@@ -417,7 +417,7 @@ def reviewed(images, **options):
     x, y = digits(images)
     for part_x, part_y in zip(x.split(10), y.split(10), strict=True):
         learner.learn(part_x, part_y)
-    calls, run = [], learner.runner
+    calls, run = [], learner.run_directly
     learner.runner = lambda function, *inputs: (calls.append((function.__name__, *inputs)), run(function, *inputs))[1]
     return learner, calls
 
