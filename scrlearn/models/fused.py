@@ -116,6 +116,20 @@ def _settle(
 
 
 @triton.jit
+def _finish(
+    value, scale, shift, residual, y, rows, columns, mask,
+    channels: tl.constexpr, has_residual: tl.constexpr, relu: tl.constexpr,
+):  # fmt: skip
+    """Scale and shift, add the shortcut, cut below zero, write."""
+    value = value * scale[None, :] + shift[None, :]
+    if has_residual:
+        value += _load(residual, rows, columns, mask, channels)
+    if relu:
+        value = tl.maximum(value, 0.0)
+    tl.store(y + rows[:, None] * channels + columns[None, :], value.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _normalise(
     x, residual, y, saved, rows_total,
     channels: tl.constexpr, tile: tl.constexpr, block: tl.constexpr, has_residual: tl.constexpr, relu: tl.constexpr,
@@ -126,12 +140,8 @@ def _normalise(
     shift = tl.load(saved + 3 * channels + columns, mask=inside, other=0.0)
     rows = tl.program_id(0) * tile + tl.arange(0, tile)
     mask = (rows < rows_total)[:, None] & inside[None, :]
-    value = _load(x, rows, columns, mask, channels) * scale[None, :] + shift[None, :]
-    if has_residual:
-        value += _load(residual, rows, columns, mask, channels)
-    if relu:
-        value = tl.maximum(value, 0.0)
-    tl.store(y + rows[:, None] * channels + columns[None, :], value.to(y.dtype.element_ty), mask=mask)
+    value = _load(x, rows, columns, mask, channels)
+    _finish(value, scale, shift, residual, y, rows, columns, mask, channels, has_residual, relu)
 
 
 @triton.jit
@@ -148,12 +158,8 @@ def _answer(
     shift = tl.load(bias + columns, mask=inside, other=0.0) - mean * scale
     rows = tl.program_id(0) * tile + tl.arange(0, tile)
     mask = (rows < rows_total)[:, None] & inside[None, :]
-    value = _load(x, rows, columns, mask, channels) * scale[None, :] + shift[None, :]
-    if has_residual:
-        value += _load(residual, rows, columns, mask, channels)
-    if relu:
-        value = tl.maximum(value, 0.0)
-    tl.store(y + rows[:, None] * channels + columns[None, :], value.to(y.dtype.element_ty), mask=mask)
+    value = _load(x, rows, columns, mask, channels)
+    _finish(value, scale, shift, residual, y, rows, columns, mask, channels, has_residual, relu)
 
 
 @triton.jit
@@ -253,12 +259,7 @@ def _whole_forward(
         saved, running_mean, running_var, mean, variance, inverse, scale, shift, rows_total, momentum, columns,
         inside, channels,
     )  # fmt: skip
-    value = value * scale[None, :] + shift[None, :]
-    if has_residual:
-        value += _load(residual, rows, columns, mask, channels)
-    if relu:
-        value = tl.maximum(value, 0.0)
-    tl.store(y + rows[:, None] * channels + columns[None, :], value.to(y.dtype.element_ty), mask=mask)
+    _finish(value, scale, shift, residual, y, rows, columns, mask, channels, has_residual, relu)
 
 
 @triton.jit
