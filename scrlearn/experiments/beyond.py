@@ -9,7 +9,7 @@ from scrlearn.data.streams import Order
 from scrlearn.errors import InputError, suggest
 from scrlearn.experiments.config import RunConfig
 from scrlearn.experiments.identity import run_key
-from scrlearn.experiments.protocol import DATASETS
+from scrlearn.experiments.protocol import DATASETS, seed_numbers
 from scrlearn.learners import find_method
 
 TARGETS = ("beyond", "beyond-ablations", "beyond-wide")
@@ -119,8 +119,7 @@ def runs_for(
         raise InputError(f'There is no target "{target}".{suggest(target, TARGETS)}')
     _check_names("data set", datasets, DATASETS)
     _check_names("method", methods, {method: None for method, _ in VARIANTS.values()})
-    count = DEFAULT_SEEDS[target] if seeds is None else seeds
-    numbers = list(range(count)) if isinstance(count, int) else list(count)
+    numbers = seed_numbers(DEFAULT_SEEDS[target] if seeds is None else seeds)
     common = {"order": order, **settings}
     unique: dict[str, RunConfig] = {}
     for dataset, size in _cells(target):

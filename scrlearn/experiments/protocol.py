@@ -317,7 +317,7 @@ def runs_for(
     if target not in TARGETS:
         raise InputError(f'There is no target "{target}".{suggest(target, TARGETS)}')
     wanted = _Wanted(datasets, methods, memory)
-    numbers = _seeds(DEFAULT_SEEDS[target] if seeds is None else seeds)
+    numbers = seed_numbers(DEFAULT_SEEDS[target] if seeds is None else seeds)
     reviews = [bool(review)] if review is not None or target != "table1" else [False, True]
     cells = {"table1": _table_cells, "figures": _figure_cells, "ablations": _ablation_cells}[target](wanted, reviews)
     unique: dict[str, RunConfig] = {}
@@ -330,7 +330,8 @@ def runs_for(
     return list(unique.values())
 
 
-def _seeds(seeds: int | Sequence[int]) -> list[int]:
+def seed_numbers(seeds: int | Sequence[int]) -> list[int]:
+    """Which seeds: so many from 0 on, or these."""
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
         raise InputError(f"The seeds are {seeds}; expected one or more, each once, from 0 on.")

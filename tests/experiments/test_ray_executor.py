@@ -5,13 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +17,14 @@ from typing import Any
 import pytest
 import torch
 from result_factory import TINY
+from sweep_tools import Notes, figures
 from typer.testing import CliRunner
 
 from scrlearn.cli import app
 from scrlearn.cluster import connected
 from scrlearn.errors import InputError
 from scrlearn.experiments import RunConfig, protocol, ray_executor, runner
-from scrlearn.experiments.executors import Job, Outcome, Surroundings
+from scrlearn.experiments.executors import Job, Surroundings
 from scrlearn.experiments.folders import CHECKPOINT
 from scrlearn.experiments.identity import describe, run_key
 from scrlearn.experiments.protocol import Split
@@ -67,19 +65,6 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture(scope="module")
-def ray_folder() -> Iterator[Path]:
-    """A folder of its own for Ray; the names of its sockets may not be long."""
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_TMPDIR", str(folder))
-        # no secret is written into the home of whoever tests; Ray reads it once in a process
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        environment.setenv("RAY_AUTH_MODE", "token")
-        yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
 def cluster(ray_folder: Path) -> Iterator[Any]:
     """A cluster of one small machine, here; it ends with the tests."""
     from ray.cluster_utils import Cluster
@@ -89,24 +74,6 @@ def cluster(ray_folder: Path) -> Iterator[Any]:
         yield made
     finally:
         made.shutdown()
-
-
-def figures(store: Store) -> dict[str, dict[str, Any]]:
-    return {entry.key: entry.result.by_classifier for entry in store.query()}
-
-
-class Notes:
-    """A watcher that writes down what it hears."""
-
-    def __init__(self) -> None:
-        self.moments: list[tuple[str, Moment]] = []
-        self.outcomes: list[Outcome] = []
-
-    def moment(self, config: RunConfig, moment: Moment) -> None:
-        self.moments.append((run_key(config), moment))
-
-    def finished(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
 
 
 # ---------------------------------------------------------------------------------------------------- on a real cluster

@@ -19,6 +19,7 @@ import pytest
 import torch
 from result_factory import TINY, made_up, real_result
 from rich.console import Console
+from sweep_tools import Notes, figures
 from typer.testing import CliRunner
 
 from scrlearn.cli import app
@@ -58,24 +59,6 @@ def alone() -> dict[str, dict[str, Any]]:
     """What each of the three runs gives when nothing disturbs it."""
     torch.set_num_threads(1)
     return {run_key(config): runner.run(config).by_classifier for config in THREE}
-
-
-def figures(store: Store) -> dict[str, dict[str, Any]]:
-    return {entry.key: entry.result.by_classifier for entry in store.query()}
-
-
-class Notes:
-    """A watcher that writes down what it hears."""
-
-    def __init__(self) -> None:
-        self.moments: list[tuple[str, Moment]] = []
-        self.outcomes: list[Outcome] = []
-
-    def moment(self, config: RunConfig, moment: Moment) -> None:
-        self.moments.append((run_key(config), moment))
-
-    def finished(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
 
 
 class Dies(BaseException):

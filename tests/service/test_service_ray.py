@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import secrets
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,19 +28,6 @@ from scrlearn.service.run import serve
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'scrlearn[ray]'"
 )
-
-
-@pytest.fixture(scope="module")
-def ray_folder() -> Iterator[Path]:
-    """A folder of its own for Ray; the names of its sockets may not be long."""
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_TMPDIR", str(folder))
-        # no secret is written into the home of whoever tests; Ray reads it once in a process
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        environment.setenv("RAY_AUTH_MODE", "token")
-        yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
