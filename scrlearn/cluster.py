@@ -57,11 +57,12 @@ def connected(address: str, object_store_memory: int | None = None) -> Iterator[
         ray.init(address=address, **about)
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f'Ray at "{address}" cannot be used: {str(error).splitlines()[0]} {_ADVICE}') from error
-    try:
-        with _ray_aside():
+    with _ray_aside():  # until its threads have ended
+        try:
             yield ray
-    finally:
-        ray.shutdown()
+        finally:
+            with contextlib.redirect_stdout(sys.stderr):  # what it has kept back it says now, in this thread
+                ray.shutdown()
 
 
 class _Stdout:

@@ -15,6 +15,7 @@ from scrlearn.engine.graph import GraphRunner, why_not_graph
 from scrlearn.learners.base import Learner
 
 MOST_SIDE_BY_SIDE = 16
+TURN = 8  # steps of a lane at a time: changing the stream takes the host as long as a small step
 
 
 @dataclass(frozen=True, order=True)
@@ -113,7 +114,7 @@ def train(learner: Learner, stream: Stream, hooks: Hooks, start: Position = STAR
 def side_by_side(
     learners: Sequence[Learner], streams: Sequence[Stream], hooks: Sequence[Hooks], starts: Sequence[Position]
 ) -> None:
-    """Lead several learners through their streams in turns, a step each, every one on a CUDA stream of its own.
+    """Lead several learners through their streams in turns, a few steps each, every one on a CUDA stream of its own.
 
     Each is a lane: nothing that it computes depends on its neighbours.
     """
@@ -147,7 +148,7 @@ class Lane:
         learner.reserve(len(stream.class_names))  # room ahead: one graph for all tasks
 
     def lead(self, hooks: Hooks, start: Position) -> Iterator[bool]:
-        """Go through the stream; pauses after every step, so that others have their turn."""
+        """Go through the stream; pauses after a few steps, so that others have their turn."""
         device, learner = self.learner.device, self.learner
         for task in self.stream.tasks[start.task :]:
             first = start.step if task.index == start.task else 0
@@ -155,9 +156,11 @@ class Lane:
             self.order[: len(order)] = order.to(device)
             self.place.fill_(first)
             self.runner.stream.wait_stream(torch.cuda.current_stream(device))
-            for step in range(first, len(order)):
-                loss = self.step()
-                hooks.batch_learned(Position(task.index, step + 1), loss)
+            for begin in range(first, len(order), TURN):
+                with torch.cuda.stream(self.runner.stream):
+                    for step in range(begin, min(begin + TURN, len(order))):
+                        loss = self.step()
+                        hooks.batch_learned(Position(task.index, step + 1), loss)
                 yield True
             torch.cuda.current_stream(device).wait_stream(self.runner.stream)
             learner.end_task()
@@ -167,10 +170,9 @@ class Lane:
         hooks.stream_ended()
 
     def step(self) -> Tensor:
-        """Learn the next batch; the loss is overwritten by the next step."""
+        """Learn the next batch, on the runner's stream; the loss is overwritten by the next step."""
         self.learner.set_training(True)
-        with torch.cuda.stream(self.runner.stream):
-            loss = self.runner.run(("stream", self.learner.signature(self.stream.batch_size)), self._learn_next)
+        loss = self.runner.run(("stream", self.learner.signature(self.stream.batch_size)), self._learn_next)
         self.learner.advance(self.stream.batch_size)
         return loss
 

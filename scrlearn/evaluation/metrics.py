@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtrit
 
 from scrlearn.errors import InputError
 
@@ -268,5 +267,7 @@ def interval(values: Sequence[float] | NDArray[np.floating[Any]], confidence: fl
     n = int(v.size)
     if n < 2:
         return Interval(mean=_mean(v), half_width=math.nan, n=n)
+    from scipy.special import stdtrit  # loading it takes a third of a second, which a single run need not wait for
+
     t = float(stdtrit(n - 1, (1 + confidence) / 2))
     return Interval(mean=float(v.mean()), half_width=t * float(v.std(ddof=1)) / math.sqrt(n), n=n)

@@ -25,7 +25,7 @@ from scrlearn.checkpoint import load_checkpoint, save_checkpoint
 from scrlearn.data import ArrayImages, Dataset, load
 from scrlearn.engine import Position, train
 from scrlearn.errors import CheckpointError, InputError
-from scrlearn.evaluation import interval
+from scrlearn.evaluation import NO_ANSWER, interval
 from scrlearn.experiments import Interrupted, Result, RunConfig, evaluate, load_learner, run, run_seeds, runner, summary
 from scrlearn.experiments.folders import CHECKPOINT, PICTURES, RESULT, SUMMARY
 from scrlearn.experiments.record import Moment
@@ -183,8 +183,21 @@ def test_one_pass_for_all_classifiers(monkeypatch: pytest.MonkeyPatch) -> None:
     real = learner.features
     monkeypatch.setattr(learner, "features", lambda x: seen.append(len(x)) or real(x))
     answers = evaluate(learner, stream)
-    assert sum(seen) == len(DIGITS.test)
-    assert set(np.unique(answers["ncm"])) <= {0, 1}
+    met = stream.test_labels < 2
+    assert sum(seen) == met.sum()
+    for name in ("softmax", "ncm"):
+        assert (answers[name][~met.numpy()] == NO_ANSWER).all(), "classes that could not be named are not asked about"
+        own = learner.predict(DIGITS.test.read(met.nonzero().flatten()), name)
+        np.testing.assert_array_equal(answers[name][met.numpy()], own.numpy())
+
+
+def test_nothing_to_ask_about() -> None:
+    stream, learner = SHORT.make_stream(DIGITS), SHORT.make_learner((1, 8, 8), 10)
+    x, y = next(iter(stream.batches(0)))
+    learner.learn(x, y)
+    learner.forget(0)
+    learner.forget(1)
+    assert (evaluate(learner, stream)["softmax"] == NO_ANSWER).all()
 
 
 def test_classifier_changes_what_stands_first_and_nothing_else() -> None:
