@@ -95,15 +95,20 @@ def interference(learner: Learner, x: Tensor, y: Tensor, gradient: list[Tensor])
 @contextlib.contextmanager
 def virtual_step(learner: Learner, gradient: list[Tensor]) -> Iterator[None]:
     """One step further for a while; then weights and BatchNorm statistics are what they were, bit for bit."""
-    buffers = list(learner.network.buffers())
-    saved_weights, saved_buffers = _copies(learner.weights), _copies(buffers)
-    torch._foreach_add_(learner.weights, gradient, alpha=-learner.learning_rate)
+    further, buffers = _copies(learner.weights), list(learner.network.buffers())
+    torch._foreach_add_(further, gradient, alpha=-learner.learning_rate)
+    own, others = [*learner.weights, *buffers], [*further, *_copies(buffers)]
+    _exchange(own, others)
     try:
         yield
     finally:
-        torch._foreach_copy_(learner.weights, saved_weights)
-        if buffers:
-            torch._foreach_copy_(buffers, saved_buffers)
+        _exchange(own, others)
+
+
+def _exchange(some: list[Tensor], others: list[Tensor]) -> None:
+    """Each gets the other's values, and nothing is copied."""
+    for one, other in zip(some, others, strict=True):
+        one.data, other.data = other.data, one.data
 
 
 def _copies(tensors: list[Tensor]) -> list[Tensor]:
