@@ -284,8 +284,8 @@ def test_equal_on_the_device(build):
     found = found_at_once(network, [p for p in network.parameters() if p.requires_grad], x.double().cuda(), y.cuda())
     for run, other in zip(found, expected, strict=True):
         for gradient, wanted in zip(run, other, strict=True):
-            wanted = wanted.float()
-            torch.testing.assert_close(gradient.cpu(), wanted, rtol=1e-3, atol=1e-4 * wanted.abs().max().item() + 1e-9)
+            gradient, wanted = gradient.cpu().double(), wanted.double()
+            torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-4 * wanted.abs().max().item() + 1e-9)
 
 
 @pytest.mark.device
