@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from scrlearn.augment import Augment, as_augment
@@ -22,17 +23,22 @@ class Objective:
 
     `joint`: stream and memory images go through the network as one batch; otherwise each has its own forward and the
     gradients add up. `needs_memory`: no step is made while the memory is empty. `distillation_weight`: above 0, the
-    learner's averaged weights teach (see `distillation`).
+    learner's averaged weights teach (see `distillation`). `has_losses`: whether `losses` is there.
     """
 
     joint = False
     needs_memory = False
     projection: str | None = None
     has_head = True
+    has_losses = False
     distillation_weight = 0.0
 
     def loss(self, learner: Learner, x: Tensor, y: Tensor) -> Tensor:
         """The loss on one batch (uint8 images)."""
+        raise NotImplementedError
+
+    def losses(self, learner: Learner, x: Tensor, y: Tensor, segments: int) -> Tensor:
+        """The losses on several batches of one size that follow each other, in one pass with statistics for each."""
         raise NotImplementedError
 
 
@@ -73,6 +79,7 @@ class CrossEntropy(Objective):
     def __init__(self, joint: bool = False, distillation_weight: float = 0.0) -> None:
         _check_weight("distillation_weight", distillation_weight)
         self.joint, self.distillation_weight = joint, distillation_weight
+        self.has_losses = not distillation_weight
 
     def loss(self, learner: Learner, x: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropy of the batch."""
@@ -81,6 +88,11 @@ class CrossEntropy(Objective):
         if self.distillation_weight:
             loss = loss + self.distillation_weight * distillation(learner, x, y, logits)
         return loss
+
+    def losses(self, learner: Learner, x: Tensor, y: Tensor, segments: int) -> Tensor:
+        """Mean cross-entropy of each batch."""
+        each = F.cross_entropy(learner.network.logits(x, segments), y, reduction="none")
+        return each.view(segments, -1).mean(1)
 
 
 class SupervisedContrastive(Objective):
@@ -141,10 +153,8 @@ class SupervisedContrastive(Objective):
         network = learner.network
         raw = to_float(x)
         second = self.augment(raw, learner.generator)
-        if self.views == "joint":
-            features = network.features(torch.cat([raw, second]))
-        else:
-            features = torch.cat([network.features(raw), network.features(second)])
+        segments = 1 if self.views == "joint" else 2
+        features = network.features(torch.cat([raw, second]), segments)
         both = torch.cat([y, y])
         loss = supervised_contrastive_loss(network.project(features), both, self.temperature)
         if network.head is None:

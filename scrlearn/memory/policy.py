@@ -44,6 +44,9 @@ class Policy:
 class Retrieval(Policy):
     """Who is replayed: chooses images of the memory to go with a stream batch."""
 
+    blind = False
+    """Whether the choice needs neither the network nor a gradient, so that it can be made before the step."""
+
     def __call__(
         self, learner: Learner, x: Tensor, y: Tensor, count: int, gradient: list[Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,8 @@ class RandomRetrieval(Retrieval):
     Chaudhry et al., "On Tiny Episodic Memories in Continual Learning", ICML-W 2019.
     """
 
+    blind = True
+
     def __call__(
         self, learner: Learner, x: Tensor, y: Tensor, count: int, gradient: list[Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,8 @@
 //
 // Images are bfloat16 with channels last, CHANNELS a multiple of 8. A thread reads chunks of eight channels, always the
 // same ones. Every block leaves its sums; the block that finishes last adds them up, always in the same order, and
-// works out what follows from them.
+// works out what follows from them. A batch is `segments` runs of `rows` pixels, each with statistics of its own; each
+// has as many blocks, one run after the other.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -12,7 +13,9 @@ __device__ __forceinline__ float low(u32 both) { return __uint_as_float(both << 
 __device__ __forceinline__ float high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
 #endif
 
-constexpr int THREADS = 256, AT_ONCE = 4;  // pixels that a thread has under way
+// What a thread has under way: pixels, and sums of blocks. The kernels' bounds leave it the registers; without them the
+// compiler saves registers and waits for one load after the other.
+constexpr int THREADS = 256, AT_ONCE = 4, PARTS_AT_ONCE = 16;
 
 __device__ __forceinline__ void unpack(float (&values)[8], const uint4& chunk) {
     const u32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
@@ -66,14 +69,28 @@ __device__ __forceinline__ bool last_block(int* counter, int* told) {
 // Over all parts: shared[0 .. 2 * WIDTH) become the sums for the channels from `begin` on.
 template <int CHANNELS, int WIDTH>
 __device__ __forceinline__ void add_up_parts(float* shared, const float* parts, int count, int begin) {
-    constexpr int SUMS = 2 * WIDTH, SHARES = SUMS <= THREADS ? THREADS / SUMS : 1;
-    for (int i = threadIdx.x; i < SHARES * SUMS; i += THREADS) {
-        const int share = i / SUMS, which = i - share * SUMS;
+    constexpr int SUMS = 2 * WIDTH, FOURS = SUMS / 4, SHARES = FOURS <= THREADS ? THREADS / FOURS : 1;  // threads for four sums
+    for (int i = threadIdx.x; i < SHARES * FOURS; i += THREADS) {
+        const int share = i / FOURS, which = i % FOURS * 4;
         const float* from = parts + which / WIDTH * CHANNELS + begin + which % WIDTH;
-        float total = 0.0f;
-#pragma unroll 4
-        for (int part = share; part < count; part += SHARES) total += __ldcg(from + part * 2 * CHANNELS);
-        shared[i] = total;
+        float total[4] = {};
+        for (int part = share; part < count; part += PARTS_AT_ONCE * SHARES) {
+            float4 own[PARTS_AT_ONCE];
+#pragma unroll
+            for (int j = 0; j < PARTS_AT_ONCE; j++) {
+                const int at = part + j * SHARES;
+                own[j] = at < count ? __ldcg(reinterpret_cast<const float4*>(from + at * 2 * CHANNELS)) : float4{0, 0, 0, 0};
+            }
+#pragma unroll
+            for (int j = 0; j < PARTS_AT_ONCE; j++) {
+                total[0] += own[j].x;
+                total[1] += own[j].y;
+                total[2] += own[j].z;
+                total[3] += own[j].w;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) shared[share * SUMS + which + j] = total[j];
     }
     __syncthreads();
     float totals[(SUMS + THREADS - 1) / THREADS];
@@ -103,19 +120,19 @@ __device__ __forceinline__ void settle_channel(
 }
 
 template <int CHANNELS>
-__global__ void statistics(
+__global__ void __launch_bounds__(THREADS, 2) statistics(
     const u16* __restrict__ x, float* __restrict__ partial, int* __restrict__ counter, const float* __restrict__ weight,
     const float* __restrict__ bias, float* __restrict__ running_mean, float* __restrict__ running_var,
-    float* __restrict__ saved, int rows, float momentum, float eps) {
+    float* __restrict__ saved, int rows, int segments, float momentum, float eps) {
     constexpr int CHUNKS = CHANNELS / 8, LANES = THREADS / CHUNKS;
-    __shared__ float shared[LANES * 2 * CHANNELS > 2 * THREADS ? LANES * 2 * CHANNELS : 2 * THREADS];
+    __shared__ float shared[LANES * 2 * CHANNELS > 4 * THREADS ? LANES * 2 * CHANNELS : 4 * THREADS];
     __shared__ int told;
-    const int lane = threadIdx.x / CHUNKS;
-    const uint4* from = reinterpret_cast<const uint4*>(x) + threadIdx.x % CHUNKS;
-    const int stride = gridDim.x * LANES;
+    const int lane = threadIdx.x / CHUNKS, blocks = gridDim.x / segments, segment = blockIdx.x / blocks;
+    const uint4* from = reinterpret_cast<const uint4*>(x) + (long long)segment * rows * CHUNKS + threadIdx.x % CHUNKS;
+    const int stride = blocks * LANES;
     float sum[8] = {}, square[8] = {};
     if (lane < LANES)
-        for (int row = blockIdx.x * LANES + lane; row < rows; row += AT_ONCE * stride) {
+        for (int row = (blockIdx.x - segment * blocks) * LANES + lane; row < rows; row += AT_ONCE * stride) {
             uint4 chunk[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++)
@@ -133,64 +150,79 @@ __global__ void statistics(
         }
     add_up_block<CHANNELS>(shared, sum, square, partial);
     if (!last_block(counter, &told)) return;
-    add_up_parts<CHANNELS, CHANNELS>(shared, partial, gridDim.x, 0);
-    for (int c = threadIdx.x; c < CHANNELS; c += THREADS)
-        settle_channel<CHANNELS>(c, shared[c], shared[CHANNELS + c], weight, bias, running_mean, running_var, saved, rows, momentum, eps);
+    for (int s = 0; s < segments; s++) {  // the running statistics move in this order
+        add_up_parts<CHANNELS, CHANNELS>(shared, partial + s * blocks * 2 * CHANNELS, blocks, 0);
+        for (int c = threadIdx.x; c < CHANNELS; c += THREADS)
+            settle_channel<CHANNELS>(c, shared[c], shared[CHANNELS + c], weight, bias, running_mean, running_var,
+                                     saved + s * 4 * CHANNELS, rows, momentum, eps);
+        __syncthreads();
+    }
 }
 
-// The same from sums that a convolution has made; a block for eight channels.
+// The same from sums that a convolution has made, `parts` for each segment; a block for eight channels.
 template <int CHANNELS>
-__global__ void settle(
+__global__ void __launch_bounds__(THREADS, 2) settle(
     const float* __restrict__ sums, int parts, const float* __restrict__ weight, const float* __restrict__ bias,
-    float* __restrict__ running_mean, float* __restrict__ running_var, float* __restrict__ saved, int rows, float momentum, float eps) {
-    __shared__ float shared[THREADS];
+    float* __restrict__ running_mean, float* __restrict__ running_var, float* __restrict__ saved, int rows, int segments, float momentum,
+    float eps) {
+    __shared__ float shared[4 * THREADS];
     const int begin = blockIdx.x * 8, c = begin + threadIdx.x;
-    add_up_parts<CHANNELS, 8>(shared, sums, parts, begin);
-    if (threadIdx.x < 8)
-        settle_channel<CHANNELS>(c, shared[threadIdx.x], shared[8 + threadIdx.x], weight, bias, running_mean, running_var, saved, rows, momentum, eps);
+    for (int s = 0; s < segments; s++) {
+        add_up_parts<CHANNELS, 8>(shared, sums + s * parts * 2 * CHANNELS, parts, begin);
+        if (threadIdx.x < 8)
+            settle_channel<CHANNELS>(c, shared[threadIdx.x], shared[8 + threadIdx.x], weight, bias, running_mean, running_var,
+                                     saved + s * 4 * CHANNELS, rows, momentum, eps);
+        __syncthreads();
+    }
 }
 
 // Sums of the gradient before ReLU, g, and of g * (x - mean); from them the gradients of weight and bias and what the
 // input's gradient needs: dx = scale * g + b * x + c. With a shortcut ReLU's sign is read from y, else worked out.
-template <int CHANNELS, bool SHORTCUT, bool RELU>
-__global__ void backward_sums(
-    const u16* __restrict__ dy, const u16* __restrict__ y, const u16* __restrict__ x, float* __restrict__ partial,
-    int* __restrict__ counter, const float* __restrict__ saved, float* __restrict__ d_weight, float* __restrict__ d_bias,
-    float* __restrict__ coefficients, int rows) {
+// TWICE: the result had two readers, and the gradient is the sum of dy and also.
+template <int CHANNELS, bool SHORTCUT, bool RELU, bool TWICE>
+__global__ void __launch_bounds__(THREADS, 2) backward_sums(
+    const u16* __restrict__ dy, const u16* __restrict__ also, const u16* __restrict__ y, const u16* __restrict__ x,
+    float* __restrict__ partial, int* __restrict__ counter, const float* __restrict__ saved, float* __restrict__ d_weight,
+    float* __restrict__ d_bias, float* __restrict__ coefficients, int rows, int segments) {
     constexpr int CHUNKS = CHANNELS / 8, LANES = THREADS / CHUNKS;
-    __shared__ float shared[LANES * 2 * CHANNELS > 2 * THREADS ? LANES * 2 * CHANNELS : 2 * THREADS];
+    __shared__ float shared[LANES * 2 * CHANNELS > 4 * THREADS ? LANES * 2 * CHANNELS : 4 * THREADS];
     __shared__ int told;
-    const int lane = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-    const uint4 *gradients = reinterpret_cast<const uint4*>(dy) + chunk, *inputs = reinterpret_cast<const uint4*>(x) + chunk;
-    const uint4* outputs = reinterpret_cast<const uint4*>(y) + chunk;
-    const int stride = gridDim.x * LANES;
+    const int lane = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS, blocks = gridDim.x / segments, segment = blockIdx.x / blocks;
+    const long long first = (long long)segment * rows * CHUNKS + chunk;
+    const uint4 *gradients = reinterpret_cast<const uint4*>(dy) + first, *inputs = reinterpret_cast<const uint4*>(x) + first;
+    const uint4 *outputs = reinterpret_cast<const uint4*>(y) + first, *others = reinterpret_cast<const uint4*>(also) + first;
+    const int stride = blocks * LANES;
     float mean[8], scale[8], shift[8], sum[8] = {}, product[8] = {};
+    const float* own = saved + segment * 4 * CHANNELS + chunk * 8;
 #pragma unroll
     for (int c = 0; c < 8; c++) {
-        mean[c] = saved[chunk * 8 + c];
-        scale[c] = saved[2 * CHANNELS + chunk * 8 + c];
-        shift[c] = saved[3 * CHANNELS + chunk * 8 + c];
+        mean[c] = own[c];
+        scale[c] = own[2 * CHANNELS + c];
+        shift[c] = own[3 * CHANNELS + c];
     }
-    constexpr int TURNS = AT_ONCE / 2;  // two or three images each
+    constexpr int TURNS = CHANNELS < 80 ? AT_ONCE / 2 : AT_ONCE;  // two to four images each; of many channels there are few rows
     if (lane < LANES)
-        for (int row = blockIdx.x * LANES + lane; row < rows; row += TURNS * stride) {
-            uint4 g[TURNS], v[TURNS], o[TURNS];
+        for (int row = (blockIdx.x - segment * blocks) * LANES + lane; row < rows; row += TURNS * stride) {
+            uint4 g[TURNS], a[TURNS], v[TURNS], o[TURNS];
 #pragma unroll
             for (int i = 0; i < TURNS; i++) {
                 const long long at = (long long)(row + i * stride) * CHUNKS;
                 const bool inside = row + i * stride < rows;
                 g[i] = inside ? gradients[at] : uint4{0, 0, 0, 0};
+                if (TWICE) a[i] = inside ? others[at] : uint4{0, 0, 0, 0};
                 v[i] = inside ? inputs[at] : uint4{0, 0, 0, 0};
                 if (RELU && SHORTCUT) o[i] = inside ? outputs[at] : uint4{0, 0, 0, 0};
             }
 #pragma unroll
             for (int i = 0; i < TURNS; i++) {
-                float gradient[8], value[8], sign[8];
+                float gradient[8], other[8], value[8], sign[8];
                 unpack(gradient, g[i]);
+                if (TWICE) unpack(other, a[i]);
                 unpack(value, v[i]);
                 if (RELU && SHORTCUT) unpack(sign, o[i]);
 #pragma unroll
                 for (int c = 0; c < 8; c++) {
+                    if (TWICE) gradient[c] += other[c];
                     if (RELU && (SHORTCUT ? sign[c] : value[c] * scale[c] + shift[c]) <= 0.0f) gradient[c] = 0.0f;
                     sum[c] += gradient[c];
                     product[c] += gradient[c] * (value[c] - mean[c]);
@@ -199,13 +231,16 @@ __global__ void backward_sums(
         }
     add_up_block<CHANNELS>(shared, sum, product, partial);
     if (!last_block(counter, &told)) return;
-    add_up_parts<CHANNELS, CHANNELS>(shared, partial, gridDim.x, 0);
-    for (int c = threadIdx.x; c < CHANNELS; c += THREADS) {
-        const float inverse = saved[CHANNELS + c], total = shared[c], slope = shared[CHANNELS + c] * inverse;
-        const float b = -saved[2 * CHANNELS + c] * inverse * slope / rows;
-        d_bias[c] = total;
-        d_weight[c] = slope;
-        coefficients[c] = b;
-        coefficients[CHANNELS + c] = -saved[2 * CHANNELS + c] * total / rows - b * saved[c];
+    for (int s = 0; s < segments; s++, saved += 4 * CHANNELS, coefficients += 2 * CHANNELS) {
+        add_up_parts<CHANNELS, CHANNELS>(shared, partial + s * blocks * 2 * CHANNELS, blocks, 0);
+        for (int c = threadIdx.x; c < CHANNELS; c += THREADS) {
+            const float inverse = saved[CHANNELS + c], total = shared[c], slope = shared[CHANNELS + c] * inverse;
+            const float b = -saved[2 * CHANNELS + c] * inverse * slope / rows;
+            d_bias[c] = s ? d_bias[c] + total : total;
+            d_weight[c] = s ? d_weight[c] + slope : slope;
+            coefficients[c] = b;
+            coefficients[CHANNELS + c] = -saved[2 * CHANNELS + c] * total / rows - b * saved[c];
+        }
+        __syncthreads();
     }
 }

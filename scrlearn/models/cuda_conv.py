@@ -86,8 +86,8 @@ def _error(inner: int, outer: int, device: int) -> float:
     )
     x, dy = x.bfloat16(), dy.bfloat16()
     y, dx = torch.empty_like(dy), torch.empty_like(x)
-    convolve(x, weight, y, backward=False, has_sums=True)
-    convolve(dy, weight, dx, backward=True, has_sums=False)
+    convolve(x, weight, y, backward=False, segments=1)
+    convolve(dy, weight, dx, backward=True, segments=0)
     dw = weight_gradient(x, dy, weight).sum(0).view(outer, 3, 3, inner).permute(0, 3, 1, 2)
     expected = torch.nn.functional.conv2d(x.float(), weight, padding=1)
     gradients = torch.ops.aten.convolution_backward(
@@ -97,14 +97,24 @@ def _error(inner: int, outer: int, device: int) -> float:
     return max(float((found.float() - right).norm() / right.norm()) for found, right in pairs)
 
 
-def convolve(x: Tensor, weight: Tensor, y: Tensor, backward: bool, has_sums: bool) -> Tensor | None:
-    """Fill y, and give the sums of its tiles if they are wanted."""
+def apart(size: int, tile: int, segments: int) -> bool:
+    """Whether sums over tiles are wanted, and are sums over parts of the segments: no tile lies in two of them.
+
+    >>> apart(20, 4, segments=1), apart(20, 4, segments=2), apart(20, 4, segments=0)
+    (True, False, False)
+    """
+    return segments == 1 or (segments > 1 and size // segments % tile == 0)
+
+
+def convolve(x: Tensor, weight: Tensor, y: Tensor, backward: bool, segments: int) -> Tensor | None:
+    """Fill y, and give the sums of its tiles if they are wanted for some segments of the batch (see `apart`)."""
     outer, inner = weight.shape[:2]
     if backward:
         outer, inner = inner, outer
     images, _, height, width = x.shape
     tiles = cut(images, height, width, max(inner, outer), nvrtc.processors(x.get_device()))
     assert tiles is not None
+    has_sums = apart(images, tiles.together, segments)
     sums = torch.empty((tiles.number, 2, outer), dtype=torch.float32, device=x.device) if has_sums else None
     kernel = nvrtc.kernel(SOURCE, f"convolve<{inner}, {outer}, {_word(backward)}, {_word(has_sums)}>", x.get_device())
     length = (9 * inner // 8 + 1) // 2 * 16 + 8

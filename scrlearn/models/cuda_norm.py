@@ -22,46 +22,74 @@ def suits(x: Tensor) -> bool:
 
 
 def statistics(
-    x: Tensor, counter: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, momentum: float, eps: float
+    x: Tensor,
+    counter: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    momentum: float,
+    eps: float,
+    segments: int = 1,
 ) -> Tensor:
-    """Mean, inverse deviation, scale and shift of the batch, one after the other; moves the running mean and variance.
+    """Mean, inverse deviation, scale and shift of each segment, one after the other; moves the running statistics.
 
     `counter` holds a 0, and does again when this is over.
     """
     channels = x.shape[1]
-    rows = x.numel() // channels
-    blocks = _blocks(rows, channels, x.get_device())
-    partial, saved = _floats(x, blocks * 2 * channels), _floats(x, 4 * channels)
+    rows = x.numel() // channels // segments
+    blocks = segments * _blocks(rows, channels, segments, x.get_device())
+    partial, saved = _floats(x, blocks * 2 * channels), _floats(x, segments * 4 * channels)
     kernel = nvrtc.kernel(SOURCE, f"statistics<{channels}>", x.get_device())
-    told = (weight, bias, mean, var, saved, rows, momentum, eps)
+    told = (weight, bias, mean, var, saved, rows, segments, momentum, eps)
     kernel(blocks, THREADS, 0, (x, partial, counter, *told))
     return saved
 
 
 def settle(
-    sums: Tensor, rows: int, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, momentum: float, eps: float
+    sums: Tensor,
+    rows: int,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    momentum: float,
+    eps: float,
+    segments: int = 1,
 ) -> Tensor:
-    """The same from sums that a convolution has made: parts × 2 × channels."""
+    """The same from sums that a convolution has made: parts × 2 × channels; `rows` are those of a segment."""
     channels = len(weight)
-    saved = _floats(sums, 4 * channels)
+    saved = _floats(sums, segments * 4 * channels)
     kernel = nvrtc.kernel(SOURCE, f"settle<{channels}>", sums.get_device())
-    told = (weight, bias, mean, var, saved, rows, momentum, eps)
-    kernel(channels // 8, THREADS, 0, (sums, len(sums), *told))
+    told = (weight, bias, mean, var, saved, rows, segments, momentum, eps)
+    kernel(channels // 8, THREADS, 0, (sums, len(sums) // segments, *told))
     return saved
 
 
 def backward_sums(
-    dy: Tensor, y: Tensor, x: Tensor, counter: Tensor, saved: Tensor, shortcut: bool, relu: bool
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    counter: Tensor,
+    saved: Tensor,
+    shortcut: bool,
+    relu: bool,
+    segments: int = 1,
+    also: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of weight and bias, and what the input's gradient needs of the batch: dx = scale · g + b · x + c."""
+    """Gradients of weight and bias, and what the input's gradient needs of a segment: dx = scale · g + b · x + c.
+
+    `also` is a second gradient that is added to dy.
+    """
     channels = x.shape[1]
-    rows = x.numel() // channels
-    blocks = _blocks(rows, channels, x.get_device())
-    partial, coefficients = _floats(x, blocks * 2 * channels), _floats(x, 2 * channels)
+    rows = x.numel() // channels // segments
+    blocks = segments * _blocks(rows, channels, segments, x.get_device())
+    partial, coefficients = _floats(x, blocks * 2 * channels), _floats(x, segments * 2 * channels)
     d_weight, d_bias = _floats(x, channels), _floats(x, channels)
-    name = f"backward_sums<{channels}, {_word(shortcut)}, {_word(relu)}>"
+    name = f"backward_sums<{channels}, {_word(shortcut)}, {_word(relu)}, {_word(also is not None)}>"
     kernel = nvrtc.kernel(SOURCE, name, x.get_device())
-    kernel(blocks, THREADS, 0, (dy, y, x, partial, counter, saved, d_weight, d_bias, coefficients, rows))
+    read = (dy, dy if also is None else also, y, x)
+    kernel(blocks, THREADS, 0, (*read, partial, counter, saved, d_weight, d_bias, coefficients, rows, segments))
     return d_weight, d_bias, coefficients
 
 
@@ -96,10 +124,10 @@ def _error(channels: int, device: torch.device) -> float:
     return max(float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
 
 
-def _blocks(rows: int, channels: int, device: int) -> int:
-    """Two for each processor, or as few as have two turns each."""
+def _blocks(rows: int, channels: int, segments: int, device: int) -> int:
+    """For a segment: two for each processor altogether, or as few as have two turns each."""
     turn = THREADS // (channels // 8) * AT_ONCE
-    return max(1, min(2 * nvrtc.processors(device), -(-rows // (2 * turn))))
+    return max(1, min(2 * nvrtc.processors(device) // segments, -(-rows // (2 * turn))))
 
 
 def _floats(like: Tensor, size: int) -> Tensor:

@@ -213,8 +213,9 @@ def _images(like: Tensor, channels: int, size: tuple[int, ...]) -> Tensor:
 
 
 def _run(
-    x: Tensor, weight: Tensor, size: tuple[int, ...], stride: int, backward: bool = False, has_sums: bool = False
+    x: Tensor, weight: Tensor, size: tuple[int, ...], stride: int, backward: bool = False, segments: int = 0
 ) -> tuple[Tensor, Tensor | None]:
+    """The result; and its sums, where they are wanted for some segments and no tile lies in two of them."""
     outer, inner, side = weight.shape[:3]
     if backward:
         outer, inner = inner, outer
@@ -227,8 +228,9 @@ def _run(
         _back_through_stride[(triton.cdiv(rows, tile), 4)](x, weight, y, rows, **form, **_pieces(2 * inner))
         return y, None
     if cuda_conv.suits(x, weight, stride):
-        return y, cuda_conv.convolve(x, weight, y, backward, has_sums)
+        return y, cuda_conv.convolve(x, weight, y, backward, segments)
     rows = y.numel() // outer
+    has_sums = cuda_conv.apart(rows, tile, segments)
     programs = triton.cdiv(rows, tile)
     sums = torch.empty((programs, 2, outer), dtype=torch.float32, device=x.device) if has_sums else None
     form |= {"stride": stride, "backward": backward, "has_sums": has_sums}
@@ -264,12 +266,13 @@ class _Convolution(torch.autograd.Function):
     """Autograd around the kernels."""
 
     @staticmethod
-    def forward(ctx, x, weight, stride):
+    def forward(ctx, x, weight, stride, segments):
         """The convolution, and its sums for BatchNorm."""
         ctx.save_for_backward(x, weight)
         ctx.stride = stride
-        y, sums = _run(x, weight, _after(x, stride), stride, has_sums=True)
-        ctx.mark_non_differentiable(sums)
+        y, sums = _run(x, weight, _after(x, stride), stride, segments=segments)
+        if sums is not None:
+            ctx.mark_non_differentiable(sums)
         ctx.set_materialize_grads(False)  # no zeros for the sums
         return y, sums
 
@@ -281,16 +284,19 @@ class _Convolution(torch.autograd.Function):
         dx = None
         if ctx.needs_input_grad[0]:
             dx, _ = _run(dy, weight, x.shape[2:], ctx.stride, backward=True)
-        return dx, _sum_weight_gradient(x, dy, weight, ctx.stride), None
+        return dx, _sum_weight_gradient(x, dy, weight, ctx.stride), None, None
 
 
-def convolve(x: Tensor, weight: Tensor, stride: int = 1, training: bool = True) -> tuple[Tensor, Tensor | None]:
+def convolve(
+    x: Tensor, weight: Tensor, stride: int = 1, training: bool = True, segments: int = 1
+) -> tuple[Tensor, Tensor | None]:
     """3×3 (padding 1) or 1×1 convolution of channels-last images, stride 1 or 2; float32 weights, bfloat16 out.
 
     While training it also gives, for tiles of the result, the sums of its channels' values and of their squares
-    (tiles × 2 × channels). Otherwise there are no sums, and no gradients.
+    (tiles × 2 × channels); where BatchNorm looks at segments of the batch one by one, only if none shares a tile with
+    the next. Otherwise there are no sums, and no gradients.
     """
     x, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, weight))
     if training:
-        return _Convolution.apply(x, weight, stride)
+        return _Convolution.apply(x, weight, stride, segments)
     return _run(x, weight, _after(x, stride), stride)

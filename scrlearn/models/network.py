@@ -34,17 +34,28 @@ class Network(nn.Module):
         self.head = head
         self.bf16 = bf16
 
-    def features(self, x: Tensor) -> Tensor:
-        """Encoder features, float32."""
+    def features(self, x: Tensor, segments: int = 1) -> Tensor:
+        """Encoder features, float32.
+
+        `segments`: the batch is so many runs of images, all of one length, and each has BatchNorm statistics of its
+        own, as if they came one after the other. They do, except where one pass is faster (`takes_segments`).
+        """
+        if segments > 1 and not self.takes_segments(x[: len(x) // segments]):
+            return torch.cat([self.features(part) for part in x.chunk(segments)])
         x = to_float(x)
         x = x.contiguous(memory_format=torch.channels_last)
+        given = (x,) if segments == 1 else (x, segments)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
             own = self.training or not torch.is_grad_enabled()
             if own and self.bf16 and x.is_cuda and isinstance(self.encoder, ReducedResNet18):
-                features: Tensor = functional_call(self.encoder, self._cast_weights(), (x,))
+                features: Tensor = functional_call(self.encoder, self._cast_weights(), given)
             else:
-                features = self.encoder(x)
+                features = self.encoder(*given)
         return features.float()
+
+    def takes_segments(self, x: Tensor) -> bool:
+        """Whether two batches like this one go through the encoder in one pass, each with its own statistics."""
+        return isinstance(self.encoder, ReducedResNet18) and self.encoder.takes_segments(x)
 
     def _cast_weights(self) -> dict[str, Tensor]:
         """Convolutions' weights in bfloat16, all by one kernel; autocast would launch one for each."""
@@ -61,11 +72,11 @@ class Network(nn.Module):
         projected = features if self.projection is None else self.projection(features)
         return F.normalize(projected, dim=1)
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor, segments: int = 1) -> Tensor:
         """Class scores of the softmax head."""
         if self.head is None:
             raise InputError("This network has no softmax head.")
-        logits: Tensor = self.head(self.features(x))
+        logits: Tensor = self.head(self.features(x, segments))
         return logits
 
     def forward(self, x: Tensor) -> Tensor:

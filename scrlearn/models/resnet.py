@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Twice = tuple[Tensor, Tensor]  # one result for two readers, whose gradients the fused kernels add up
 FEW = 2  # values per channel that BatchNorm cannot learn a variance from
 MOMENTUM = 0.1  # share of a batch in BatchNorm's running statistics
 MOST_CHANNELS = 64  # of convolutions with kernels of their own: from there on the libraries' are as good
@@ -33,25 +34,42 @@ class BatchNorm(nn.BatchNorm2d):
         self.register_buffer("counter", torch.zeros(1, dtype=torch.int32), persistent=False)
 
     def forward(
-        self, x: Tensor, residual: Tensor | None = None, relu: bool = False, sums: Tensor | None = None
-    ) -> Tensor:
+        self,
+        x: Tensor,
+        residual: Tensor | None = None,
+        relu: bool = False,
+        sums: Tensor | None = None,
+        segments: int = 1,
+        twice: bool = False,
+    ) -> Any:
         """Normalise with the batch's statistics while training, with the running ones otherwise.
 
-        `sums` are those of the batch, where the convolution before has made them.
+        `sums` are those of the batch, where the convolution before has made them. `segments`: the batch is so many runs
+        of images of one length, each of which has statistics of its own. `twice`: give the result for two readers.
         """
         mean, var = self.running_mean, self.running_var
-        if self.training and x.numel() <= FEW * x.shape[1]:
-            out = self._normalise_few(x)
-        elif _own_kernels_for(self, x) and (kernels := _fused_kernels()) is not None:
+        few = self.training and x.numel() <= FEW * segments * x.shape[1]
+        if not few and _own_kernels_for(self, x) and (kernels := _fused_kernels()) is not None:
             train, answer = kernels
             if self.training:
-                return train(x, residual, self.weight, self.bias, mean, var, self.counter, relu, sums=sums)
-            return answer(x, residual, self.weight, self.bias, mean, var, relu)
+                told = (self.weight, self.bias, mean, var, self.counter, relu)
+                return train(x, residual, *told, sums=sums, segments=segments, twice=twice)
+            out = answer(x, residual, self.weight, self.bias, mean, var, relu)
+            return (out, out) if twice else out
+        if self.training and segments > 1:
+            out = torch.cat([self._normalise(part, few) for part in x.chunk(segments)])
         else:
-            out = F.batch_norm(x, mean, var, self.weight, self.bias, self.training, MOMENTUM, self.eps)
+            out = self._normalise(x, few)
         if residual is not None:
             out = out + residual
-        return torch.relu(out) if relu else out
+        out = torch.relu(out) if relu else out
+        return (out, out) if twice else out
+
+    def _normalise(self, x: Tensor, few: bool) -> Tensor:
+        if few:
+            return self._normalise_few(x)
+        mean, var = self.running_mean, self.running_var
+        return F.batch_norm(x, mean, var, self.weight, self.bias, self.training, MOMENTUM, self.eps)
 
     def _normalise_few(self, x: Tensor) -> Tensor:
         """By exponentially weighted statistics that the values are a part of (West, 1979)."""
@@ -84,10 +102,10 @@ class Convolution(nn.Conv2d):
         """Whether bfloat16 on CUDA means the fused kernels, which take float32 weights."""
         return max(self.weight.shape[:2]) <= MOST_CHANNELS and _fused_convolution() is not None
 
-    def with_sums(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def with_sums(self, x: Tensor, segments: int = 1) -> tuple[Tensor, Tensor | None]:
         """The convolved images, and their sums for BatchNorm where the kernels make them on the way."""
         if torch.is_autocast_enabled("cuda") and _own_kernels_for(self, x) and self.own_kernels:
-            return _fused_convolution()(x, self.weight, self.stride[0], self.training)  # type: ignore[misc]
+            return _fused_convolution()(x, self.weight, self.stride[0], self.training, segments)  # type: ignore[misc]
         return super().forward(x), None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,11 +114,11 @@ class Convolution(nn.Conv2d):
 
 
 def normalised(
-    convolution: Convolution, norm: BatchNorm, x: Tensor, residual: Tensor | None = None, relu: bool = False
-) -> Tensor:
-    """A convolution and the BatchNorm after it."""
-    out, sums = convolution.with_sums(x)
-    return norm(out, residual, relu, sums)  # type: ignore[no-any-return]
+    convolution: Convolution, norm: BatchNorm, x: Tensor, segments: int, residual: Tensor | None = None, **how: bool
+) -> Any:
+    """A convolution and the BatchNorm after it; `how`: relu and twice, as there."""
+    out, sums = convolution.with_sums(x, segments)
+    return norm(out, residual, sums=sums, segments=segments, **how)
 
 
 class Shortcut(nn.Sequential):
@@ -109,12 +127,13 @@ class Shortcut(nn.Sequential):
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__(Convolution(channels_in, channels, 1, stride), BatchNorm(channels))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, segments: int = 1) -> Tensor:
         """The block's input in the shape of its output."""
         convolution, norm = self
         assert isinstance(convolution, Convolution)
         assert isinstance(norm, BatchNorm)
-        return normalised(convolution, norm, x)
+        out: Tensor = normalised(convolution, norm, x, segments)
+        return out
 
 
 def _own_kernels_for(module: nn.Module, x: Tensor) -> bool:
@@ -127,7 +146,7 @@ def _own_kernels_for(module: nn.Module, x: Tensor) -> bool:
 
 
 @functools.cache
-def _fused_kernels() -> tuple[Callable[..., Tensor], Callable[..., Tensor]] | None:
+def _fused_kernels() -> tuple[Callable[..., Tensor | Twice], Callable[..., Tensor]] | None:
     """BatchNorm while training, and as it answers."""
     try:
         from scrlearn.models.fused import batch_norm, by_running_statistics
@@ -158,10 +177,12 @@ class BasicBlock(nn.Module):
         if stride != 1 or channels_in != channels:
             self.shortcut = Shortcut(channels_in, channels, stride)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
-        out = normalised(self.conv1, self.bn1, x, relu=True)
-        return normalised(self.conv2, self.bn2, out, residual=self.shortcut(x), relu=True)
+    def forward(self, x: Tensor, again: Tensor, segments: int = 1) -> Twice:
+        """The block's output, for the next block's convolution and for its shortcut; so comes its input."""
+        out = normalised(self.conv1, self.bn1, x, segments, relu=True)
+        shortcut = self.shortcut(again, segments) if isinstance(self.shortcut, Shortcut) else again
+        twice: Twice = normalised(self.conv2, self.bn2, out, segments, shortcut, relu=True, twice=True)
+        return twice
 
 
 class ReducedResNet18(nn.Module):
@@ -199,11 +220,24 @@ class ReducedResNet18(nn.Module):
                 channels_in = width * 2**stage
         self.blocks = nn.Sequential(*blocks)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (N×C×H×W, floats) to features (N×d)."""
-        out = self.blocks(normalised(self.conv1, self.bn1, x, relu=True))
+    def forward(self, x: Tensor, segments: int = 1) -> Tensor:
+        """Images (N×C×H×W, floats) to features (N×d).
+
+        `segments`: while training, each of so many runs of images, all of one length, is normalised by its own
+        statistics, as if it had a forward of its own.
+        """
+        out, again = normalised(self.conv1, self.bn1, x, segments, relu=True, twice=True)
+        for block in self.blocks:
+            out, again = block(out, again, segments)
         pool = (min(4, out.shape[2]), min(4, out.shape[3]))
         return F.avg_pool2d(out, pool).flatten(1)
+
+    def takes_segments(self, x: Tensor) -> bool:
+        """Whether two batches like this one should go through as segments: where training has the fused kernels.
+
+        Other kernels gain nothing by it. A single image is left alone.
+        """
+        return self.training and x.is_cuda and len(x) > 1 and _fused_kernels() is not None
 
     def pad_channels(self, multiple: int) -> None:
         """Widen inner layers with zeros to a multiple of channels that the hardware likes.

@@ -3,6 +3,7 @@
 
 #include <barrier>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -16,6 +17,7 @@
 #define __shared__
 #define __forceinline__ inline
 #define __align__(bytes)
+#define __launch_bounds__(...)
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -124,7 +126,10 @@ static float __shfl_xor_sync(u32, float value, int other) {
 
 static void __threadfence() {}
 static int atomicAdd(int* where, int value) { return std::exchange(*where, *where + value); }
-static float __ldcg(const float* from) { return *from; }
+static float4 __ldcg(const float4* from) {
+    if (reinterpret_cast<std::uintptr_t>(from) % 16) std::abort();
+    return *from;
+}
 
 #include CONVOLUTION
 #undef __shared__
@@ -187,10 +192,10 @@ extern "C" int run_weight_gradient(int inner, int outer, int blocks, int threads
 #define CHANNELS(DO) DO(8) DO(24) DO(80) DO(160)
 
 extern "C" int run_statistics(int channels, int blocks, int threads, int bytes, const u16* x, float* partial, int* counter, const float* weight,
-                              const float* bias, float* mean, float* var, float* saved, int rows, float momentum, float eps) {
+                              const float* bias, float* mean, float* var, float* saved, int rows, int segments, float momentum, float eps) {
 #define DO(C) \
     if (channels == C) { \
-        launch(blocks, threads, bytes, [=] { statistics<C>(x, partial, counter, weight, bias, mean, var, saved, rows, momentum, eps); }); \
+        launch(blocks, threads, bytes, [=] { statistics<C>(x, partial, counter, weight, bias, mean, var, saved, rows, segments, momentum, eps); }); \
         return 0; \
     }
     CHANNELS(DO)
@@ -199,10 +204,10 @@ extern "C" int run_statistics(int channels, int blocks, int threads, int bytes, 
 }
 
 extern "C" int run_settle(int channels, int blocks, int threads, int bytes, const float* sums, int parts, const float* weight, const float* bias,
-                          float* mean, float* var, float* saved, int rows, float momentum, float eps) {
+                          float* mean, float* var, float* saved, int rows, int segments, float momentum, float eps) {
 #define DO(C) \
     if (channels == C) { \
-        launch(blocks, threads, bytes, [=] { settle<C>(sums, parts, weight, bias, mean, var, saved, rows, momentum, eps); }); \
+        launch(blocks, threads, bytes, [=] { settle<C>(sums, parts, weight, bias, mean, var, saved, rows, segments, momentum, eps); }); \
         return 0; \
     }
     CHANNELS(DO)
@@ -210,14 +215,20 @@ extern "C" int run_settle(int channels, int blocks, int threads, int bytes, cons
     return 1;
 }
 
-extern "C" int run_backward_sums(int channels, int shortcut, int relu, int blocks, int threads, int bytes, const u16* dy, const u16* y,
-                                 const u16* x, float* partial, int* counter, const float* saved, float* d_weight, float* d_bias,
-                                 float* coefficients, int rows) {
+template <int C, bool TWICE>
+static auto* chosen_sums(bool shortcut, bool relu) {
+    return shortcut ? (relu ? backward_sums<C, true, true, TWICE> : backward_sums<C, true, false, TWICE>)
+                    : (relu ? backward_sums<C, false, true, TWICE> : backward_sums<C, false, false, TWICE>);
+}
+
+extern "C" int run_backward_sums(int channels, int shortcut, int relu, int twice, int blocks, int threads, int bytes, const u16* dy,
+                                 const u16* also, const u16* y, const u16* x, float* partial, int* counter, const float* saved, float* d_weight,
+                                 float* d_bias, float* coefficients, int rows, int segments) {
 #define DO(C) \
     if (channels == C) { \
-        auto* chosen = shortcut ? (relu ? backward_sums<C, true, true> : backward_sums<C, true, false>) \
-                                : (relu ? backward_sums<C, false, true> : backward_sums<C, false, false>); \
-        launch(blocks, threads, bytes, [=] { chosen(dy, y, x, partial, counter, saved, d_weight, d_bias, coefficients, rows); }); \
+        auto* chosen = twice ? chosen_sums<C, true>(shortcut, relu) : chosen_sums<C, false>(shortcut, relu); \
+        launch(blocks, threads, bytes, \
+               [=] { chosen(dy, also, y, x, partial, counter, saved, d_weight, d_bias, coefficients, rows, segments); }); \
         return 0; \
     }
     CHANNELS(DO)

@@ -79,9 +79,9 @@ def test_forward_with_sums_and_both_gradients(layer):
     weight = random(channels, channels_in, 3, 3, seed=2).bfloat16().float()
 
     y = torch.full_like(dy, torch.nan)
-    sums = cuda_conv.convolve(x, weight, y, backward=False, has_sums=True)
+    sums = cuda_conv.convolve(x, weight, y, backward=False, segments=1)
     dx = torch.full_like(x, torch.nan)
-    assert cuda_conv.convolve(dy, weight, dx, backward=True, has_sums=False) is None
+    assert cuda_conv.convolve(dy, weight, dx, backward=True, segments=0) is None
     partial = cuda_conv.weight_gradient(x, dy, weight)
 
     exact = [t.double().requires_grad_() for t in (x, weight)]
@@ -93,6 +93,21 @@ def test_forward_with_sums_and_both_gradients(layer):
     near(dw, expected_dw, 1e-5)
     written = y.double()
     near(sums.double().sum(0), torch.stack([written.sum((0, 2, 3)), written.square().sum((0, 2, 3))]), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("images", "size", "segments"), [(6, (18, 32), 3), (8, (8, 8), 2), (6, (8, 8), 2), (4, (9, 7), 4)]
+)
+def test_sums_belong_to_segments_or_are_not_there(images, size, segments):
+    x, weight = random(images, 24, *size).bfloat16(), random(24, 24, 3, 3, seed=1)
+    y = torch.empty_like(x)
+    sums = cuda_conv.convolve(x, weight, y, backward=False, segments=segments)
+    tiles = cuda_conv.cut(images, *size, 24, wanted=2)
+    if images // segments % tiles.together:
+        assert sums is None
+        return
+    for part, own in zip(y.double().chunk(segments), sums.double().chunk(segments), strict=True):
+        near(own.sum(0), torch.stack([part.sum((0, 2, 3)), part.square().sum((0, 2, 3))]), 1e-5)
 
 
 @pytest.fixture
@@ -117,8 +132,8 @@ class TestTrial:
     def test_kernels_that_are_wrong_are_not_used(self, monkeypatch):
         own, own_settle = cuda_conv.convolve, cuda_norm.settle
 
-        def wrong(x, weight, y, backward, has_sums):
-            sums = own(x, weight, y, backward, has_sums)
+        def wrong(x, weight, y, backward, segments):
+            sums = own(x, weight, y, backward, segments)
             y[0, :, 0, 0] += 3
             return sums
 
@@ -195,6 +210,56 @@ def test_sums_of_the_gradient(shape, shortcut, relu):
     gradient = torch.where(y > 0, dy.double(), 0) if relu else dy.double()
     if x.numel() > 100:  # of two values the gradient is all rounding
         near(saved.double().view(4, -1, 1, 1)[2] * gradient + b * x.double() + c, expected[0], 1e-3)
+    assert counter.item() == 0
+
+
+def segmented(images, segments, seed):
+    """A batch whose segments have other means."""
+    x, values, counter = batch((images * segments, 24, 9, 11), seed)
+    return x + torch.arange(segments).repeat_interleave(images)[:, None, None, None].bfloat16(), values, counter
+
+
+@pytest.mark.parametrize("images", [1, 7, 40])
+@pytest.mark.parametrize("segments", [1, 2, 3])
+def test_segments_are_batches_one_after_the_other(images, segments):
+    x, (weight, bias, mean, var), counter = segmented(images, segments, 5)
+    told, parts = (weight, bias), x.chunk(segments)
+    running = [(mean.clone(), var.clone()) for _ in range(3)]
+    one_by_one = [cuda_norm.statistics(part, counter, *told, *running[0], 0.1, 1e-5) for part in parts]
+    saved = cuda_norm.statistics(x, counter, *told, *running[1], 0.1, 1e-5, segments)
+    near(saved, torch.cat(one_by_one).double(), 1e-6)
+    sums = torch.stack([torch.stack([p.sum((0, 2)), p.square().sum((0, 2))]) for p in x.float().flatten(2).split(1)])
+    settled = cuda_norm.settle(sums, images * 99, *told, *running[2], 0.1, 1e-5, segments)
+    near(settled, saved.double(), 1e-4)
+    for own in zip(*running, strict=True):
+        near(own[1], own[0].double(), 1e-6)
+        near(own[2], own[0].double(), 1e-4)
+    assert counter.item() == 0
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("shortcut", [False, True])
+@pytest.mark.parametrize("segments", [1, 2, 3])
+def test_two_gradients_of_segments_are_added_up(segments, shortcut, relu):
+    x, (weight, bias, mean, var), counter = segmented(7, segments, 6)
+    dy, also, y = (random(*x.shape, seed=7 + i).bfloat16() for i in range(3))
+    saved = cuda_norm.statistics(x, counter, weight, bias, mean, var, 0.1, 1e-5, segments)
+    both = dy.float() + also.float()
+    found = cuda_norm.backward_sums(dy, y, x, counter, saved, shortcut, relu, segments, also)
+    totals, slopes = 0.0, 0.0
+    of_all = zip(*(t.chunk(segments) for t in (both, y, x, saved, found[2])), strict=True)
+    for gradient, output, values, own, coefficients in of_all:
+        average, inverse, scale, shift = own.double().view(4, -1, 1, 1)
+        before = output.double() if shortcut else values.double() * scale + shift
+        gradient = gradient.double().where(before > 0, 0.0) if relu else gradient.double()
+        total, slope = (g.sum((0, 2, 3)) for g in (gradient, gradient * (values.double() - average) * inverse))
+        totals, slopes = totals + total, slopes + slope
+        rows = values.numel() // 24
+        b = -(scale * inverse).flatten() * slope / rows
+        c = -scale.flatten() * total / rows - b * average.flatten()
+        near(coefficients, torch.cat([b, c]), 1e-4)
+    near(found[0], slopes, 1e-4)
+    near(found[1], totals, 1e-4)
     assert counter.item() == 0
 
 

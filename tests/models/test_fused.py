@@ -6,8 +6,10 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="the kernels need Triton")
 
+from scrlearn.learners import make_learner
+from scrlearn.learners.replay import Replay
 from scrlearn.models import Network, ReducedResNet18, cuda_conv
-from scrlearn.models.fused import WHOLE_ROWS, batch_norm, by_running_statistics
+from scrlearn.models.fused import MANY_CHANNELS, MORE_ROWS, WHOLE_ROWS, batch_norm, by_running_statistics
 from scrlearn.models.fused_conv import convolve
 from scrlearn.models.resnet import MOST_CHANNELS
 
@@ -29,6 +31,8 @@ IMAGES = [
     (20, 24, 32, 32),
     (11, 5, 16, 17),
     (6, 130, 21, 21),
+    (1, MANY_CHANNELS, MORE_ROWS, 1),
+    (1, MANY_CHANNELS, MORE_ROWS + 1, 1),
 ]
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -49,48 +53,61 @@ def close(found, exact, error):
 
 
 class Norm:
-    """One layer with all it reads and writes."""
+    """One layer with all it reads and writes; segments of the batch have other means."""
 
-    def __init__(self, shape, dtype, residual, relu):
+    def __init__(self, shape, dtype, residual, relu, segments=1):
         channels = shape[1]
-        self.relu = relu
-        self.x = random(*shape, dtype=dtype) + 0.5
+        self.relu, self.segments = relu, segments
+        away = torch.arange(segments, device=DEVICE).repeat_interleave(shape[0] // segments)
+        self.x = random(*shape, dtype=dtype) + 0.5 + away[:, None, None, None].to(dtype)
         self.residual = random(*shape, seed=1, dtype=dtype) if residual else None
         self.weight, self.bias = random(channels, seed=2) + 1, random(channels, seed=3)
         self.mean, self.var = random(channels, seed=4), random(channels, seed=5).abs() + 0.5
         self.first = (self.mean.clone(), self.var.clone())
         self.counter = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-        self.dy = random(*shape, seed=6, dtype=dtype)
-        self.dy[self.before_relu().abs() < NEAR_ZERO] = 0
+        self.dy, self.also = (random(*shape, seed=seed, dtype=dtype) for seed in (6, 7))
+        for dy in (self.dy, self.also):
+            dy[self.before_relu().abs() < NEAR_ZERO] = 0
 
     @property
     def leaves(self):
         return [t for t in (self.x, self.weight, self.bias, self.residual) if t is not None]
 
     def before_relu(self):
-        x = self.x.double()
-        out = F.batch_norm(x, None, None, self.weight.double(), self.bias.double(), True)
+        out = self.exact(self.x.double(), None, None, self.weight.double(), self.bias.double())
         return out if self.residual is None else out + self.residual.double()
 
-    def run(self, sums=None):
-        """Output, gradients by input, weight, bias and residual, and the new running statistics."""
+    def exact(self, x, *told):
+        """One call of PyTorch for each segment."""
+        return torch.cat([F.batch_norm(part, *told, True, 0.1, 1e-5) for part in x.chunk(self.segments)])
+
+    def run(self, sums=None, read=None):
+        """Output, gradients by input, weight, bias and residual, and the new running statistics.
+
+        `read`: the result is given twice, and these of the two are read.
+        """
         self.mean.copy_(self.first[0]), self.var.copy_(self.first[1])
         x, weight, bias, *residual = (t.detach().requires_grad_() for t in self.leaves)
         residual = residual[0] if residual else None
-        y = batch_norm(x, residual, weight, bias, self.mean, self.var, self.counter, self.relu, sums=sums)
+        told = (weight, bias, self.mean, self.var, self.counter, self.relu)
+        y = batch_norm(x, residual, *told, sums=sums, segments=self.segments, twice=read is not None)
         leaves = [x, weight, bias] + ([] if residual is None else [residual])
-        gradients = torch.autograd.grad(y, leaves, self.dy)
-        return [y.detach(), *gradients, self.mean.clone(), self.var.clone()]
+        results, gradients = (y, (self.dy, self.also)) if read else ([y], [self.dy])
+        assert torch.equal(results[0], results[-1])
+        wanted = read or [0]
+        gradients = torch.autograd.grad([results[i] for i in wanted], leaves, [gradients[i] for i in wanted])
+        return [results[0].detach(), *gradients, self.mean.clone(), self.var.clone()]
 
-    def expected(self):
+    def expected(self, read=(0,)):
         """The same by PyTorch in float64."""
         leaves = [t.detach().double().requires_grad_() for t in self.leaves]
         x, weight, bias, *residual = leaves
         mean, var = (t.double() for t in self.first)
-        y = F.batch_norm(x, mean, var, weight, bias, True, 0.1, 1e-5)
+        y = self.exact(x, mean, var, weight, bias)
         y = y + residual[0] if residual else y
         y = y.relu() if self.relu else y
-        return [y.detach(), *torch.autograd.grad(y, leaves, self.dy.double()), mean, var]
+        dy = sum((self.dy, self.also)[i].double() for i in read)
+        return [y.detach(), *torch.autograd.grad(y, leaves, dy), mean, var]
 
 
 NAMES = ["output", "input", "weight", "bias", "residual"]
@@ -102,15 +119,63 @@ NAMES = ["output", "input", "weight", "bias", "residual"]
 @pytest.mark.parametrize("relu", [False, True])
 def test_batch_norm_forward_gradients_and_running_statistics(shape, dtype, residual, relu):
     layer = Norm(shape, dtype, residual, relu)
-    found, expected = layer.run(), layer.expected()
+    found = layer.run()
     assert found[0].dtype == found[1].dtype == dtype
     assert found[0].is_contiguous(memory_format=torch.channels_last)
-    rounding = 1e-4 if dtype == torch.float32 else 2**-7
+    check(layer, found, layer.expected())
+
+
+def check(layer, found, expected):
+    rounding = 1e-4 if found[0].dtype == torch.float32 else 2**-7
     for name, a, b in zip(NAMES[: len(found) - 2], found[:-2], expected[:-2], strict=True):
         close(a, b, 1e-4 if name in ("weight", "bias") else rounding)
     for a, b in zip(found[-2:], expected[-2:], strict=True):
         close(a, b, 1e-5)
     assert layer.counter.item() == 0  # ready for the next time
+
+
+# for two segments and for three: one kernel for all rows, on the border, and partial sums, of one block or many
+SEGMENTED = [
+    (6, 160, 4, 4),
+    (6, 33, 5, 7),
+    (6, 8, WHOLE_ROWS // 2, 1),
+    (6, 24, 40, 40),
+    (24, 24, 32, 32),
+    (6, 130, 41, 41),
+]
+
+
+@pytest.mark.parametrize("shape", SEGMENTED)
+@pytest.mark.parametrize("segments", [2, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("residual", "relu"), [(False, False), (False, True), (True, True)])
+def test_batch_norm_of_segments_is_that_of_batches_one_after_the_other(shape, segments, dtype, residual, relu):
+    layer = Norm(shape, dtype, residual, relu, segments)
+    check(layer, layer.run(), layer.expected())
+
+
+@pytest.mark.parametrize("shape", [(6, 160, 4, 4), (24, 24, 32, 32), (6, 33, 30, 31)])
+@pytest.mark.parametrize("read", [(0, 1), (0,), (1,)])
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+def test_batch_norm_adds_up_the_gradients_of_two_readers(shape, read, segments, dtype, residual, relu):
+    layer = Norm(shape, dtype, residual, relu, segments)
+    check(layer, layer.run(read=read), layer.expected(read))
+
+
+@pytest.mark.parametrize("shape", [(20, 24, 32, 32), (20, 160, 4, 4)])
+def test_segments_move_the_running_statistics_as_batches_do(shape):
+    layer = Norm(shape, torch.bfloat16, residual=True, relu=True, segments=2)
+    x, residual, *rest = layer.x, layer.residual, layer.weight, layer.bias
+    running, other = ([layer.mean.clone(), layer.var.clone()] for _ in range(2))
+    y = batch_norm(x, residual, *rest, *running, layer.counter, True, segments=2)
+    for part, added, own in zip(x.chunk(2), residual.chunk(2), y.chunk(2), strict=True):
+        alone = batch_norm(part, added, *rest, *other, layer.counter, True)
+        close(own, alone.double(), 2**-7)
+    for a, b in zip(running, other, strict=True):
+        close(a, b.double(), 1e-6)
 
 
 @pytest.mark.parametrize("shape", IMAGES)
@@ -215,13 +280,30 @@ def test_convolution_hands_over_the_sums_of_its_result(layer):
     close(sums.double().sum(0), torch.stack([y.sum((0, 2, 3)), y.square().sum((0, 2, 3))]), 1e-5)
 
 
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("layer", CONVOLUTIONS)
+def test_sums_of_segments(layer, segments):
+    """Where the sums are there, those of a segment follow each other; and they are there for the shapes of a step."""
+    channels_in, channels, size, stride, (count, height, width) = layer
+    x = random(2 * count, channels_in, height, width, dtype=torch.bfloat16)
+    y, sums = convolve(x, random(channels, channels_in, size, size, seed=1), stride, segments=segments)
+    assert sums is not None or segments == 2
+    if count == 20:
+        assert sums is not None
+    if sums is not None:
+        for part, own in zip(y.double().chunk(segments), sums.double().chunk(segments), strict=True):
+            close(own.sum(0), torch.stack([part.sum((0, 2, 3)), part.square().sum((0, 2, 3))]), 1e-5)
+
+
 @pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("shape", [(20, 24, 32, 32), (7, 33, 30, 11), (3, 20, 5, 7)])
-def test_batch_norm_from_sums(shape, relu):
-    layer = Norm(shape, torch.bfloat16, residual=True, relu=relu)
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(20, 24, 32, 32), (8, 33, 30, 31), (4, 20, 5, 7)])
+def test_batch_norm_from_sums(shape, relu, segments, dtype):
+    layer = Norm(shape, dtype, residual=True, relu=relu, segments=segments)
     own = layer.run()
     x = layer.x.float()
-    parts = [x[:1], x[1:]]
+    parts = x.split(2)
     sums = torch.stack([torch.stack([part.sum((0, 2, 3)), part.square().sum((0, 2, 3))]) for part in parts])
     for a, b in zip(layer.run(sums), own, strict=True):
         close(a, b.double(), 2**-7)
@@ -352,3 +434,51 @@ def test_the_encoder_answers_as_in_float64(shape, bf16, error):
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         found, expected = network.features(x.to(DEVICE)).double().cpu(), exact(x.double())
     assert (found - expected).norm() < error * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("images", "size", "bf16"),
+    [(10, 32, False), (10, 32, True), (3, 84, False), (3, 84, True), (2, 8, False), (1, 8, False)],
+)
+def test_the_encoder_takes_segments_as_batches_one_after_the_other(images, size, bf16):
+    x = torch.rand(2 * images, 3, size, size, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    found = []
+    for at_once in (True, False):
+        torch.manual_seed(0)
+        encoder = ReducedResNet18()
+        encoder.pad_channels(8)
+        network = Network(encoder.to(DEVICE), bf16=bf16).train()
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            parts = [network.features(x, segments=2)] if at_once else map(network.features, x.chunk(2))
+            features = torch.cat(list(parts))
+            loss = F.normalize(features, dim=1)[:, ::3].sum(1).square().sum()
+            gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(encoder.parameters()))])
+        found.append([features.detach(), gradient, *(b for n, b in encoder.named_buffers() if "running" in n)])
+    for name, a, b in zip(["features", "gradient", *["buffer"] * 99], *found, strict=False):
+        assert (a - b).norm() <= (0.1 if bf16 else 1e-3) * b.norm(), name
+
+
+def taught(monkeypatch, at_once):
+    """A learner of ER after a batch without memory and one with, and its weights in between."""
+    if not at_once:
+        monkeypatch.setattr(Replay, "_shares_pass", lambda self, x: False)
+    learner = make_learner("er", image_shape=(3, 32, 32), memory_size=40, device=DEVICE, seed=1)
+    numbers = torch.Generator().manual_seed(2)
+    for _ in range(2):
+        before = torch.cat([w.detach().flatten() for w in learner.weights])
+        x = torch.randint(0, 256, (10, 3, 32, 32), generator=numbers, dtype=torch.uint8)
+        loss = learner.learn(x, torch.randint(0, 3, (10,), generator=numbers))
+    return learner, loss.item(), torch.cat([w.detach().flatten() for w in learner.weights]) - before
+
+
+def test_a_step_in_one_pass_is_that_in_two(monkeypatch):
+    merged, loss, step = taught(monkeypatch, at_once=True)
+    assert merged._shares_pass(torch.empty(10, 3, 32, 32, device=DEVICE))
+    plain, expected_loss, expected = taught(monkeypatch, at_once=False)
+    assert loss == pytest.approx(expected_loss, rel=1e-2)
+    assert (step - expected).norm() < 0.1 * expected.norm()
+    assert torch.equal(merged.generator.get_state(), plain.generator.get_state())
+    assert torch.equal(merged.memory.images[:20], plain.memory.images[:20])
+    for (name, a), (_, b) in zip(merged.network.named_buffers(), plain.network.named_buffers(), strict=True):
+        if "running" in name:
+            assert (a - b).norm() < 0.01 * b.norm(), name

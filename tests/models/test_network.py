@@ -63,6 +63,20 @@ def test_features_are_float32_whatever_the_encoder_computes_in(bf16):
     assert Network(Odd(lambda x: x.flatten(1).half())).features(x).dtype == torch.float32
 
 
+@pytest.mark.parametrize("make", [plain, lambda: ReducedResNet18(1)])
+def test_segments_have_the_bits_of_forwards_one_after_the_other(make):
+    found = []
+    for at_once in (True, False):
+        torch.manual_seed(0)
+        network = Network(make()).train()
+        x = torch.randint(0, 256, (6, 1, 8, 8), dtype=torch.uint8)
+        parts = [network.features(x, segments=3)] if at_once else [network.features(part) for part in x.chunk(3)]
+        found.append([torch.cat(parts), *network.buffers()])
+        assert not network.takes_segments(x)
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
 def test_logits_are_the_heads_and_need_one():
     head = SoftmaxHead(64, ahead=3)
     x = torch.randint(0, 256, (2, 1, 8, 8), dtype=torch.uint8)

@@ -61,7 +61,7 @@ def test_features_of_every_size(size, features, channels):
 def test_sizes_and_channels_of_the_maps(size, maps):
     model, seen = encoder().eval(), []
     for module in (model.bn1, *model.blocks):
-        module.register_forward_hook(lambda module, given, out: seen.append(tuple(out.shape[1:])))
+        module.register_forward_hook(lambda module, given, out: seen.append(tuple(out[0].shape[1:])))
     model(torch.zeros(1, 3, size, size))
     expected = [(20, maps[0], maps[0])]
     for (channels, _), side in zip(STAGES, maps[1:], strict=True):
@@ -133,6 +133,33 @@ def test_batch_norm_adds_the_shortcut_then_cuts_below_zero(residual, relu):
     expected = nn.BatchNorm2d(2)(x) + (shortcut if residual else 0)
     expected = expected.clamp(min=0) if relu else expected
     torch.testing.assert_close(BatchNorm(2)(x, shortcut if residual else None, relu), expected)
+
+
+@pytest.mark.parametrize(("images", "size"), [(4, 16), (3, 8), (2, 8), (1, 8)])  # the last map of 8×8 pixels is 1×1
+@pytest.mark.parametrize("segments", [1, 2, 3])
+def test_segments_are_batches_one_after_the_other(images, size, segments):
+    x = torch.rand(segments * images, 3, size, size, dtype=torch.float64)
+    direction = torch.randn(160, dtype=torch.float64)
+    torch.manual_seed(0)
+    ours = ReducedResNet18().double()
+    theirs = copy.deepcopy(ours)
+    found, expected = ours(x, segments), torch.cat([theirs(part) for part in x.chunk(segments)])
+    torch.testing.assert_close(found, expected)
+    for out in (found, expected):
+        (out @ direction).square().sum().backward()
+    for (name, a), (_, b) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6 * b.grad.abs().max().item(), msg=name)
+    for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert torch.equal(ours.eval()(x, segments), ours(x))  # by the running statistics there are no segments
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_result_for_two_readers_is_the_same_twice(training):
+    norm, x = BatchNorm(3).train(training), torch.randn(2, 3, 4, 4)
+    first, second = norm(x, relu=True, twice=True)
+    assert first is second
+    assert isinstance(norm(x), torch.Tensor)
 
 
 def test_a_single_value_per_channel_joins_the_running_statistics_first():
