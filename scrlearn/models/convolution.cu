@@ -101,7 +101,7 @@ __device__ __forceinline__ void fetch(u32 to, const u16* x, const Tile& t, int t
 // y = x * w, and for each block the sums of y's channels and of their squares. BACKWARD: x is the gradient of a result,
 // w the weights of the convolution that made it (as INNER, tap, OUTER), y the gradient of its input.
 template <int INNER, int OUTER, bool BACKWARD, bool SUMS>
-__global__ void convolve(
+__global__ void __launch_bounds__(256, OUTER <= 40 ? 2 : 1) convolve(
     const u16* __restrict__ x, const float* __restrict__ w, u16* __restrict__ y, float* __restrict__ sums,
     int images, int height, int width, int rows, int together) {
     constexpr int CHUNKS = 9 * INNER / 8, STEPS = (CHUNKS + 1) / 2, PARTS = OUTER / 8, ROWS = 4;
@@ -219,7 +219,7 @@ __global__ void convolve(
 // For each block the sums over its tiles of dy's channels times the neighbours in x: (block, output channel, tap, input
 // channel). Four warps share the rows of the product.
 template <int INNER, int OUTER>
-__global__ void weight_gradient(
+__global__ void __launch_bounds__(128, 2) weight_gradient(
     const u16* __restrict__ x, const u16* __restrict__ dy, float* __restrict__ partial,
     int images, int height, int width, int rows, int together, int tiles) {
     constexpr int WARPS = 4, EACH = INNER / 8, CHUNKS = 9 * EACH, ROWS = ((CHUNKS + 1) / 2 + WARPS - 1) / WARPS;
