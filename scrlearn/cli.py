@@ -185,7 +185,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in OUT, or start it.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in OUT.")] = False,
     pictures: Annotated[bool, typer.Option(help="Draw pictures into OUT.")] = True,
-    checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Save this often. 0: after each batch.")] = 10.0,
+    checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Save this often. 0: after each batch.")] = 30.0,
     tensorboard: Annotated[
         Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard event files there.")
     ] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 
 import torch
@@ -31,6 +32,13 @@ def resolve_device(device: str | torch.device) -> torch.device:
     if resolved.type not in ("cpu", "cuda"):
         _check_other(resolved)
     return resolved
+
+
+def wake(device: str | torch.device) -> None:
+    """Begin to set a CUDA device up, beside whatever comes next: it takes a second, which reading data can fill."""
+    resolved = resolve_device(device)
+    if resolved.type == "cuda":
+        threading.Thread(target=torch.zeros, args=(1,), kwargs={"device": resolved}, daemon=True).start()
 
 
 def _check_other(device: torch.device) -> None:

@@ -64,13 +64,17 @@ class GraphRunner:
     ----------
     learner
         The learner whose functions are run; graph-safe, on a CUDA device.
+    prepared
+        What this process has recorded already for learners that differ from this one in their seed only; it is recorded
+        at once, and what is recorded here joins it. None: nothing yet.
     """
 
-    def __init__(self, learner: Learner) -> None:
-        self.__setstate__({"learner": learner, "device": learner.device})
+    def __init__(self, learner: Learner, prepared: set[Key] | None = None) -> None:
+        prepared = set() if prepared is None else prepared
+        self.__setstate__({"learner": learner, "device": learner.device, "prepared": prepared})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"learner": self.learner, "device": self.device}
+        return {"learner": self.learner, "device": self.device, "prepared": set()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.learner: Learner = state["learner"]  # in a copy under way it may have nothing in it yet
@@ -78,6 +82,7 @@ class GraphRunner:
         self.stream = torch.cuda.Stream(self.device)
         self.recordings: dict[Key, Recording] = {}
         self.met: Counter[Key] = Counter()
+        self.prepared: set[Key] = state["prepared"]
         self.room: Hashable = None
 
     def __call__(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
@@ -100,12 +105,13 @@ class GraphRunner:
         recording = self.recordings.pop(key, None)
         if recording is None:
             self.met[key] += 1
-            if self.met[key] <= WARM_UP:
+            if self.met[key] <= WARM_UP and key not in self.prepared:
                 if len(self.met) > MOST_COUNTED:
                     self.met.clear()
                 with numerics(self.learner.precision):
                     return function(*inputs)
             recording = self._record(key, function, inputs)
+            self.prepared.add(key)
         self.recordings[key] = recording  # behind those that have not been used for longer
         return recording.replay(inputs)
 
@@ -126,6 +132,7 @@ class GraphRunner:
             self.stream.synchronize()  # one that still runs must not lose the memory it works in
         for key in keys:
             del self.recordings[key], self.met[key]
+            self.prepared.discard(key)
 
 
 def why_not_graph(learner: Learner) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from scrlearn.data import Stream
 from scrlearn.data.base import ArrayImages
-from scrlearn.engine.graph import GraphRunner, why_not_graph
+from scrlearn.engine.graph import GraphRunner, Key, why_not_graph
 from scrlearn.learners.base import Learner
 
 MOST_SIDE_BY_SIDE = 16
@@ -57,6 +58,7 @@ def run(
     *,
     engine: str = "auto",
     say: Callable[[str], None] = lambda line: None,
+    kinds: Sequence[Hashable] | None = None,
 ) -> None:
     """Lead each learner through its stream.
 
@@ -71,11 +73,14 @@ def run(
         "auto": graphs wherever they are possible.
     say
         Called with one line that says why graphs are not used, where they are not.
+    kinds
+        One for each run; learners of one kind differ in their seed only, and what is set up for one serves all. None:
+        each is a kind of its own.
     """
     starts = starts or [START] * len(learners)
     reason = "eager was asked for" if engine == "eager" else _why_not(learners, streams)
     if reason is None:
-        side_by_side(learners, streams, hooks, starts)
+        side_by_side(learners, streams, hooks, starts, kinds)
         return
     if engine == "graph":
         say(f"Running eagerly: {reason}.")
@@ -112,20 +117,26 @@ def train(learner: Learner, stream: Stream, hooks: Hooks, start: Position = STAR
 
 
 def side_by_side(
-    learners: Sequence[Learner], streams: Sequence[Stream], hooks: Sequence[Hooks], starts: Sequence[Position]
+    learners: Sequence[Learner],
+    streams: Sequence[Stream],
+    hooks: Sequence[Hooks],
+    starts: Sequence[Position],
+    kinds: Sequence[Hashable] | None = None,
 ) -> None:
     """Lead several learners through their streams in turns, a few steps each, every one on a CUDA stream of its own.
 
     Each is a lane: nothing that it computes depends on its neighbours.
     """
     images: dict[int, Tensor] = {}
+    prepared: defaultdict[Hashable, set[Key]] = defaultdict(set)
     lanes = []
-    for learner, stream, hook, start in zip(learners, streams, hooks, starts, strict=True):
+    kinds = range(len(learners)) if kinds is None else kinds
+    for learner, stream, hook, start, kind in zip(learners, streams, hooks, starts, kinds, strict=True):
         pixels = stream.dataset.train
         assert isinstance(pixels, ArrayImages)
         if id(pixels) not in images:  # seeds share the data set; it goes to the device once
             images[id(pixels)] = pixels.images.to(learner.device)
-        lanes.append(Lane(learner, stream, images[id(pixels)]).lead(hook, start))
+        lanes.append(Lane(learner, stream, images[id(pixels)], prepared[kind]).lead(hook, start))
     while lanes:
         lanes = [lane for lane in lanes if next(lane, None) is not None]
 
@@ -137,13 +148,13 @@ class Lane:
     launches it.
     """
 
-    def __init__(self, learner: Learner, stream: Stream, images: Tensor) -> None:
+    def __init__(self, learner: Learner, stream: Stream, images: Tensor, prepared: set[Key] | None = None) -> None:
         self.learner, self.stream, self.images = learner, stream, images
         self.labels = stream.train_labels.to(learner.device)
         steps = max(stream.steps(task) for task in stream.tasks)
         self.order = torch.zeros((steps, stream.batch_size), dtype=torch.int64, device=learner.device)
         self.place = torch.zeros(1, dtype=torch.int64, device=learner.device)
-        self.runner = GraphRunner(learner)
+        self.runner = GraphRunner(learner, prepared)
         learner.runner = self.runner
         learner.reserve(len(stream.class_names))  # room ahead: one graph for all tasks
 

@@ -45,9 +45,8 @@ def evaluate(learner: Learner, stream: Stream, test_images: ImagesAtHand | None 
     """
     met = learner.met[: learner.num_classes].nonzero().flatten().cpu()
     rows = torch.isin(stream.test_labels, met).nonzero().flatten()
-    size = min(learner.prediction_batch, max(1, len(stream.tasks[0].test)))  # equal blocks, where tasks are equal
     answers = {name: [met[:0].to(learner.device)] for name in learner.classifiers}  # nothing, where nothing is asked
-    blocks = rows.split(size) if len(rows) else ()
+    blocks = rows.split(learner.prediction_batch) if len(rows) else ()
     for images in (test_images or ImagesAtHand()).batches(stream.dataset.test, blocks, learner):
         features = learner.features(images.to(learner.device))
         for name, parts in answers.items():

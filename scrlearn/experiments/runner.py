@@ -19,12 +19,13 @@ from torch import Tensor
 import scrlearn
 from scrlearn.checkpoint import load_checkpoint, save_checkpoint
 from scrlearn.data import Dataset, Stream, load
-from scrlearn.devices import nearest_precision, resolve_device
+from scrlearn.devices import nearest_precision, resolve_device, wake
 from scrlearn.engine import START, Position, most_side_by_side, why_not_graph
 from scrlearn.engine import run as run_engine
 from scrlearn.errors import CheckpointError, InputError
 from scrlearn.experiments.config import RunConfig
 from scrlearn.experiments.folders import CHECKPOINT, RESULT, SUMMARY, look_into, make_room, same_config
+from scrlearn.experiments.identity import family_key
 from scrlearn.experiments.loop import ImagesAtHand, evaluate
 from scrlearn.experiments.record import Moment, Record, Stopwatch, Watch
 from scrlearn.experiments.result import Result, readable_json, summary_dict
@@ -32,7 +33,7 @@ from scrlearn.experiments.stopping import Interrupted, stop_requests
 from scrlearn.files import atomic_write
 from scrlearn.learners import Learner
 
-CHECKPOINT_SECONDS = 10.0
+CHECKPOINT_SECONDS = 30.0
 SAVING_SHARE = 0.05  # a large memory on a slow disk must not turn a run into one long save
 PROGRESS_SECONDS = 0.5
 
@@ -133,6 +134,7 @@ def run_together(
     ]
     first = configs[0]
     if None in results:
+        wake(first.device)
         dataset = dataset or load(first.dataset, data_root, download=download, image_size=first.image_size)
     sessions: dict[int, Session] = {}
     held: dict[float, Dataset] = {}  # runs share their images
@@ -171,6 +173,7 @@ def _lead(sessions: list[Session], engine: str) -> None:
                 [session.position for session in sessions],
                 engine=engine,
                 say=lambda line: warnings.warn(line, stacklevel=2),
+                kinds=[(family_key(session.config), session.learner.precision) for session in sessions],
             )
             for session in sessions:
                 session.end()
@@ -342,7 +345,7 @@ class Session:
             save_checkpoint(path, self.learner.state_dict(), self._about())
         took = time.monotonic() - begin
         # the next one is due so much later that saving stays a small share of the time
-        self._saved_at = begin + took + (took / SAVING_SHARE if self.checkpoint_seconds else 0.0)
+        self._saved_at = begin + took + (took * self.side_by_side / SAVING_SHARE if self.checkpoint_seconds else 0.0)
 
     def _wait(self) -> None:
         """Let the device finish, so that its time is counted where it belongs."""
@@ -549,6 +552,7 @@ def run_seeds(
     for seed, place in places.items():  # before the first one runs
         if place is not None:
             look_into(place, config.replace(seed=seed), how.get("resume", False), how.get("overwrite", False))
+    wake(config.device)
     dataset = dataset or load(config.dataset, data_root, download=download, image_size=config.image_size)
     runs = [(config.replace(seed=seed), place) for seed, place in places.items()]
     results = _in_groups(runs, _side_by_side(config, dataset, parallel), dataset=dataset, pictures=pictures, **how)

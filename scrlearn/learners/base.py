@@ -23,7 +23,7 @@ from scrlearn.randomness import derived_seed, generator, seeded
 
 CLASSIFIERS = ("softmax", "ncm", "combined", "lda")
 PROTOTYPES = ("auto", "memory", "sdc")
-PREDICTION_BATCH = {"cuda": 2000}
+PREDICTION_BATCH = {"cuda": 1000}
 NCM_TEMPERATURE = 0.1
 DEFAULT_WIDTH = 20
 Runner = Callable[..., Tensor]

@@ -55,6 +55,19 @@ def test_a_size_that_comes_again_and_again_is_recorded_once(runner):
     assert FakeStream.waits == 0
 
 
+def test_what_one_has_recorded_another_like_it_records_at_once(runner):
+    prepared = set()
+    one, other = GraphRunner(runner.learner, prepared), GraphRunner(runner.learner, prepared)
+    for _ in range(3):
+        ask(one, 10)
+    assert (FakeRecording.made, prepared) == ({10: 1}, {("look", 10)})
+    ask(other, 10)
+    assert FakeRecording.made == {10: 2}
+    ask(runner, 10)  # not one of them
+    ask(other, 3)  # new to both
+    assert FakeRecording.made == {10: 2}
+
+
 def test_no_more_than_a_few_are_kept_and_those_used_last(runner):
     for size in range(1, 20):
         for _ in range(3):
