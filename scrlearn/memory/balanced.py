@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from scrlearn.memory.buffer import fused_kernels
 from scrlearn.memory.policy import Update
 
 if TYPE_CHECKING:
@@ -62,14 +63,22 @@ class BalancedReservoir(Update):
         # float64: two images of a class must not draw the same key
         key = torch.rand(len(y), generator=learner.generator, device=y.device, dtype=torch.float64)
         labels = learner.memory.labels[:-1]
+        if (kernels := fused_kernels(key)) is not None:
+            slots = kernels.exchange(labels, y, key, self.key, self.rank, self.limit, LEAVES_FIRST)
+        else:
+            slots = self._exchange(labels, y, key)
+        learner.memory.write(slots, x, y)
+
+    def _exchange(self, labels: Tensor, y: Tensor, key: Tensor) -> Tensor:
+        """A slot for each new image, the spare one for those that do not stay; keys, ranks and limits move on."""
         taken = key < self.limit[y]
         rank = self._insert(labels, y, key, taken)
         leaving = self._leaving(labels, key, rank, taken)
         self._lower_limits(torch.cat([labels, y])[leaving], torch.cat([self.key[:-1], key])[leaving])
-        slots = _freed(leaving, learner.memory.capacity, len(y))
-        learner.memory.write(slots, x, y)
+        slots = _freed(leaving, len(labels), len(y))
         self.key.index_copy_(0, slots, key)
         self.rank.index_copy_(0, slots, rank)
+        return slots
 
     def _insert(self, labels: Tensor, y: Tensor, key: Tensor, taken: Tensor) -> Tensor:
         """The rank each new image has in its class; stored ones with larger keys move back."""

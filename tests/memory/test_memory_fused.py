@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton", reason="the kernels need Triton")
 
 from scrlearn.memory import fused
+from scrlearn.memory.balanced import LEAVES_FIRST, BalancedReservoir
 from scrlearn.memory.buffer import Memory
 from scrlearn.memory.reservoir import Reservoir
 
@@ -64,3 +65,32 @@ def test_the_same_images_are_drawn(count, filled):
     found = fused.pick(drawn.cuda(), torch.tensor(filled).cuda(), count)
     assert torch.equal(found.cpu(), expected)
     assert len(set(found.tolist())) == count
+
+
+def balanced(capacity, classes, device):
+    policy = BalancedReservoir()
+    policy.key = torch.zeros(capacity + 1, dtype=torch.float64, device=device)
+    policy.rank = torch.zeros(capacity + 1, dtype=torch.int64, device=device)
+    policy.limit = torch.ones(classes, dtype=torch.float64, device=device)
+    return policy, torch.full((capacity + 1,), -1, device=device)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "count", "steps", "classes"),
+    [(30, 10, 40, 12), (7, 10, 20, 3), (50, 1, 80, 5), (1500, 10, 200, 12), (5, 33, 6, 4), (2100, 100, 30, 12)],
+)
+def test_the_same_images_are_exchanged(capacity, count, steps, classes):
+    random = torch.Generator().manual_seed(count)
+    plain, labels = balanced(capacity, classes, "cpu")
+    fast, near = balanced(capacity, classes, "cuda")
+    for step in range(steps):
+        some = classes if step % 3 else max(1, classes // 3)  # now and then only a few classes come
+        y = torch.randint(0, some, (count,), generator=random)
+        key = torch.rand(count, generator=random, dtype=torch.float64)
+        slots = plain._exchange(labels[:-1], y, key)
+        told = (near[:-1], y.cuda(), key.cuda(), fast.key, fast.rank, fast.limit, LEAVES_FIRST)
+        assert torch.equal(fused.exchange(*told).cpu(), slots)
+        labels[slots], near[slots.cuda()] = y, y.cuda()
+        for name in ("key", "rank"):  # without the spare slot
+            assert torch.equal(getattr(plain, name)[:-1], getattr(fast, name)[:-1].cpu())
+        assert torch.equal(plain.limit, fast.limit.cpu())
