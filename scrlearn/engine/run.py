@@ -16,7 +16,7 @@ from scrlearn.engine.graph import GraphRunner, Key, why_not_graph
 from scrlearn.learners.base import Learner
 
 MOST_SIDE_BY_SIDE = 16
-TURN = 8  # steps of a lane at a time: changing the stream takes the host as long as a small step
+TURN = 16  # steps of a lane at a time: changing the stream takes the host as long as a small step
 
 
 @dataclass(frozen=True, order=True)
@@ -137,6 +137,9 @@ def side_by_side(
         if id(pixels) not in images:  # seeds share the data set; it goes to the device once
             images[id(pixels)] = pixels.images.to(learner.device)
         lanes.append(Lane(learner, stream, images[id(pixels)], prepared[kind]).lead(hook, start))
+    for ahead, lane in enumerate(lanes):  # a turn apart, so that they are measured one by one while the others learn
+        for _ in range(ahead):
+            next(lane, None)
     while lanes:
         lanes = [lane for lane in lanes if next(lane, None) is not None]
 

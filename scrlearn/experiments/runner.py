@@ -20,7 +20,7 @@ import scrlearn
 from scrlearn.checkpoint import load_checkpoint, save_checkpoint
 from scrlearn.data import Dataset, Stream, load
 from scrlearn.devices import nearest_precision, resolve_device, wake
-from scrlearn.engine import START, Position, most_side_by_side, why_not_graph
+from scrlearn.engine import START, GraphRunner, Position, most_side_by_side, why_not_graph
 from scrlearn.engine import run as run_engine
 from scrlearn.errors import CheckpointError, InputError
 from scrlearn.experiments.config import RunConfig
@@ -348,9 +348,11 @@ class Session:
         self._saved_at = begin + took + (took * self.side_by_side / SAVING_SHARE if self.checkpoint_seconds else 0.0)
 
     def _wait(self) -> None:
-        """Let the device finish, so that its time is counted where it belongs."""
+        """Let the device finish what this run has asked for, so that its time is counted where it belongs."""
         if self.learner.device.type == "cuda":
-            torch.cuda.synchronize(self.learner.device)
+            torch.cuda.current_stream(self.learner.device).synchronize()
+            if isinstance(self.learner.runner, GraphRunner):
+                self.learner.runner.stream.synchronize()
 
     def _stop_if_asked(self) -> None:
         if self.stop_request and self.folder is not None:

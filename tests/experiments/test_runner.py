@@ -527,6 +527,24 @@ def test_a_run_on_a_gpu_answers_on_the_cpu(tmp_path: Path) -> None:
     torch.testing.assert_close(there.scores(x).cpu(), here.scores(x), atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.device)])
+def test_several_stopped_together_go_on(device: str, tmp_path: Path) -> None:
+    """All are saved where one is stopped; on a GPU each with the steps that are still under way."""
+    configs = [SHORT.replace(device=device, seed=seed) for seed in range(4)]
+    whole = runner.run_together(configs, outs=[None] * 4, dataset=DIGITS)
+    outs = [tmp_path / str(seed) for seed in range(4)]
+
+    def stop(moment: Moment) -> None:
+        if moment.run == 2 and moment.task == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        runner.run_together(configs, outs=outs, dataset=DIGITS, progress=stop, pictures=False)
+    assert all((out / CHECKPOINT).is_file() for out in outs)
+    again = runner.run_together(configs, outs=outs, dataset=DIGITS, resume=True, pictures=False)
+    assert [result.by_classifier for result in again] == [result.by_classifier for result in whole]
+
+
 def test_what_a_killed_save_left_is_removed(tmp_path: Path) -> None:
     old, young = tmp_path / f".{CHECKPOINT}.aa.tmp", tmp_path / f".{CHECKPOINT}.bb.tmp"
     for path in (old, young):
