@@ -481,7 +481,9 @@ def predict(
 
 @app.command()
 def export(
-    model: Annotated[Path, typer.Argument(help="What OnlineClassifier.save wrote, or a run's checkpoint.scr.")],
+    model: Annotated[
+        Path, typer.Argument(help="What OnlineClassifier.save wrote, a run's checkpoint.scr, or a service's state.")
+    ],
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX.")] = False,
     torchscript: Annotated[bool, typer.Option("--torchscript", help="Write TorchScript.")] = False,
     out: Annotated[

@@ -111,8 +111,9 @@ def export(
     Parameters
     ----------
     model
-        An `OnlineClassifier`, or the file of one, or the ``checkpoint.scr`` of a run. A file can be used where the
-        model has the default encoder; with an encoder of your own, give the object.
+        An `OnlineClassifier`, or the file of one, or the ``checkpoint.scr`` of a run, or the state directory of a
+        service (its newest snapshot). A file can be used where the model has the default encoder; with an encoder of
+        your own, give the object.
     path
         The file to write; one that is there is replaced.
     format
@@ -203,6 +204,7 @@ def _taught(model: OnlineClassifier | str | os.PathLike[str]) -> _Taught:
         raise InputError(
             f"The model is a {type(model).__name__}; give an OnlineClassifier, or the path of a saved one."
         )
+    model = _newest_snapshot(Path(model)) if os.path.isdir(model) else model
     about = read_meta(model)
     if about.get("kind") == "run":
         return _from_run(model)
@@ -216,6 +218,17 @@ def _taught(model: OnlineClassifier | str | os.PathLike[str]) -> _Taught:
             f'{model}", {again}), "model.onnx").'
         )
     return _from_classifier(OnlineClassifier.load(model, device="cpu"))
+
+
+def _newest_snapshot(state: Path) -> Path:
+    """What a service wrote last into its state directory; a snapshot counts when its note is there."""
+    notes = sorted(state.glob("snapshot-*.json"))
+    if not notes:
+        raise InputError(
+            f'"{state}" is a directory without a snapshot of a service. Give the file of a model, the checkpoint.scr '
+            "of a run, or the state directory of a service that has learned something and written it."
+        )
+    return notes[-1].with_suffix(".scr")
 
 
 def _from_classifier(classifier: OnlineClassifier) -> _Taught:

@@ -463,6 +463,23 @@ def test_command_with_a_run(tmp_path) -> None:
     assert np.allclose(given["probabilities"], learner.probabilities(torch.from_numpy(nchw(x))).numpy(), atol=1e-5)
 
 
+def test_command_with_a_services_state(tmp_path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    result = CliRunner().invoke(app, ["export", str(state), "--torchscript"])
+    assert result.exit_code == 1
+    assert "a directory without a snapshot of a service" in " ".join(result.output.split())
+    labels = {"old": ("a", "b"), "new": ("a", "b", "c"), "unfinished": ("x", "y")}
+    for name, place in {"new": 300, "old": 20, "unfinished": 400}.items():
+        taught(encoder=False, labels=labels[name]).save(state / f"snapshot-{place:015d}-a.scr")
+        if name != "unfinished":  # its note is written last
+            (state / f"snapshot-{place:015d}-a.json").write_text("{}")
+    result = CliRunner().invoke(app, ["export", str(state), "--torchscript", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["classes"] == 3
+    assert (tmp_path / "state.pt").exists()
+
+
 def test_command_says_what_is_wrong(tmp_path) -> None:
     model = taught().save(tmp_path / "own.scr")
     error = scr("export", model, "--torchscript", code=1).stderr

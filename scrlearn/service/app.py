@@ -85,7 +85,8 @@ def _body(with_labels: bool) -> dict[str, Any]:
     required = ["images", "labels"] if with_labels else ["images"]
 
     def schema(images: dict[str, Any]) -> dict[str, Any]:
-        properties = {"images": images | {"description": "PNG, JPEG, WebP or BMP."}, **more}
+        about = "PNG, JPEG, WebP or BMP: files in a form, base64 in JSON."
+        properties = {"images": images | {"description": about}, **more}
         return {
             "schema": {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
         }
@@ -109,7 +110,12 @@ def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
         507: "no space left; nothing was accepted",
     }
     media = {"application/problem+json": {"schema": ProblemDocument.model_json_schema()}}
-    return {s: {"description": names[s], "content": media} for s in (401, 403, 422, 429, *statuses)}
+    seconds = {"description": "Seconds after which trying again makes sense.", "schema": {"type": "integer"}}
+    documents: dict[int | str, dict[str, Any]] = {
+        s: {"description": names[s], "content": media} for s in (401, 403, 422, 429, *statuses)
+    }
+    documents[429]["headers"] = {"Retry-After": seconds}
+    return documents
 
 
 class Gate:
@@ -324,7 +330,14 @@ def tending_routes(service: Service, metrics: Metrics) -> APIRouter:
     """For whoever keeps it running."""
     router = APIRouter()
 
-    @router.get("/healthz", responses={503: {"description": "learning has stopped", "model": Health}})
+    answers: dict[int | str, dict[str, Any]] = {
+        403: _problems()[403],
+        503: {"description": "learning has stopped", "model": Health},
+    }
+
+    # no token is asked for here, whatever the description says of the rest
+    @router.head("/healthz", include_in_schema=False)  # as some monitors ask
+    @router.get("/healthz", responses=answers, openapi_extra={"security": []})
     async def healthz(response: Response) -> Health:
         """Whether the service works: 200, or 503 when learning has stopped."""
         response.status_code = 503 if service.worker.failed else 200

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -98,8 +98,8 @@ class Client:
         key
             The idempotency key; a new one unless given. Give your own to go on with it after your program's crash.
         """
-        names = [labels] if isinstance(labels, str) else [str(label) for label in labels]
-        body = {"images": [_encode(image) for image in images], "labels": names}
+        one = isinstance(labels, str) or not isinstance(labels, Iterable)
+        body = {"images": _encode_all(images), "labels": [str(label) for label in ([labels] if one else labels)]}
         return self._call("POST", "/v1/learn", {"wait": wait}, body, key or new_key())
 
     def predict(self, images: Sequence[ImageLike]) -> list[dict[str, Any]]:
@@ -149,7 +149,7 @@ class Client:
     # ---------------------------------------------------------------- sending
 
     def _ask(self, path: str, query: dict[str, Any], images: Sequence[ImageLike]) -> list[dict[str, Any]]:
-        answer = self._call("POST", path, query, {"images": [_encode(image) for image in images]})
+        answer = self._call("POST", path, query, {"images": _encode_all(images)})
         found: list[dict[str, Any]] = answer["predictions"]
         return found
 
@@ -216,6 +216,14 @@ def _problem(error: urllib.error.HTTPError) -> ServiceError:
         return ServiceError(str(document["detail"]), error.code, str(document["code"]))
     except (ValueError, KeyError, TypeError, OSError, HTTPException):
         return ServiceError(f"The service answered {error.code} {error.reason}.", error.code, "unexpected")
+
+
+def _encode_all(images: Sequence[ImageLike]) -> list[str]:
+    shape = tuple(getattr(images, "shape", ()))
+    one = isinstance(images, str | bytes | bytearray | memoryview | os.PathLike) or not isinstance(images, Iterable)
+    if one or len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
+        raise InputError("One image was given where a list of images is expected: give [image].")
+    return [_encode(image) for image in images]
 
 
 def _encode(image: ImageLike) -> str:

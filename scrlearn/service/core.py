@@ -34,6 +34,7 @@ from scrlearn.service.worker import Worker
 log = logging.getLogger("scrlearn.service")
 QUEUED_REQUESTS = 256
 TOGETHER = 64
+UNSEEN = ("Cf", "Mn", "Me", "Zs")  # blanks, marks and joiners: a label of nothing else cannot be seen
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,9 @@ class Service:
     def _check_complete(self, model: ServedClassifier | None) -> None:
         if self.journal.salvaged:
             self.notes.append("The journal was damaged; everything in it that could be read was kept.")
-        if model is None and self.notes and self.journal.begin > 0:
+        if model is None and self.journal.begin > 0:
             raise StateError(
-                f'No snapshot in "{self.folder.path}" is good, and the journal begins only after entry '
+                f'There is no good snapshot in "{self.folder.path}", and the journal begins only after entry '
                 f"{self.journal.begin}. Put back a copy of the directory, or use an empty one. {' '.join(self.notes)}"
             )
 
@@ -202,7 +203,7 @@ class Service:
         """The label as it is stored: trimmed, in Unicode's composed form."""
         # a letter has a few marks at most; what is much too long is not looked at
         text = unicodedata.normalize("NFC", label[: 8 * self.limits.label_length]).strip()
-        if not text:
+        if all(unicodedata.category(character) in UNSEEN for character in text):
             raise Problem("invalid", "A label is empty; name the class.")
         if len(text) > self.limits.label_length:
             detail = f"A label has {len(text)} characters; at most {self.limits.label_length} are allowed."

@@ -44,13 +44,16 @@ def render(openapi: dict[str, Any]) -> str:
 
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
+    content: dict[str, Any] = operation.get("requestBody", {}).get("content", {})
+    fields = {k: v for body in content.values() for k, v in body["schema"]["properties"].items()}  # alike in each kind
+    named = [(p["name"], p["in"], p.get("description", "")) for p in operation.get("parameters", [])]
+    named += [(name, "body", field.get("description", "")) for name, field in fields.items()]
     parameters = "".join(
-        f"<tr><td><code>{escape(p['name'])}</code></td><td>{escape(p['in'])}</td>"
-        f"<td>{escape(p.get('description', ''))}</td></tr>"
-        for p in operation.get("parameters", [])
+        f"<tr><td><code>{escape(name)}</code></td><td>{escape(where)}</td><td>{escape(about)}</td></tr>"
+        for name, where, about in named
     )
     table = f"<table><tr><th>parameter</th><th>in</th><th></th></tr>{parameters}</table>" if parameters else ""
-    bodies = ", ".join(f"<code>{escape(kind)}</code>" for kind in operation.get("requestBody", {}).get("content", {}))
+    bodies = ", ".join(f"<code>{escape(kind)}</code>" for kind in content)
     body = f"<p>Body: {bodies}</p>" if bodies else ""
     statuses = ", ".join(f"{escape(code)} {escape(r['description'])}" for code, r in operation["responses"].items())
     return (

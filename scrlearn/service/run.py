@@ -18,6 +18,8 @@ from scrlearn.errors import InputError
 from scrlearn.service.settings import Limits
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from scrlearn.service.core import Service
     from scrlearn.service.ray_serve import RayPlan
 
@@ -89,9 +91,10 @@ def serve(
         )
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         shown = f"[{host}]" if ":" in host else host
-        ready(f"http://{shown}:{listener.getsockname()[1]}")
-        with _signals_are_no_errors(), _what_is_loaded_stays():
-            Server(settings).run(sockets=[listener])
+        server = Server(settings)
+        with _signals_are_no_errors(server), _what_is_loaded_stays():
+            ready(f"http://{shown}:{listener.getsockname()[1]}")
+            server.run(sockets=[listener])
 
 
 def _reached(ray: RayPlan | None) -> contextlib.AbstractContextManager[object]:
@@ -135,12 +138,16 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _signals_are_no_errors() -> Iterator[None]:
-    """Uvicorn raises the signal that ended it once more when all is done; the end was orderly, so nothing happens."""
+def _signals_are_no_errors(server: uvicorn.Server) -> Iterator[None]:
+    """Signals end the server, also before it listens to them; the one it raises again after its end does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def end(*_: object) -> None:
+        server.should_exit = True
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

@@ -54,9 +54,9 @@ class ClassNear(Strict):
 class NeighbourImage(Strict):
     """A stored image near the one asked about."""
 
-    slot: int
+    slot: int = Field(description="Its place in the memory, as in /v1/memory.")
     label: str
-    distance: float
+    distance: float = Field(description="From the features of the image asked about, 0 to 2.")
     image: str = Field(description="The image as a data URL (PNG).")
 
 
@@ -64,7 +64,7 @@ class Prediction(Strict):
     """What is on an image."""
 
     label: str | None = Field(description="The label; null when the image is near nothing that was learned.")
-    unknown: bool
+    unknown: bool = Field(description="Whether the image is near nothing that was learned.")
     confidence: float = Field(description="Of the most likely class, even where the image is unknown.")
     classes: list[ClassNear] = Field(description="The most likely classes, best first; five at most.")
     neighbours: list[NeighbourImage] = Field(description="The nearest stored images; only from /v1/nearest.")
@@ -131,10 +131,10 @@ class MemoryMap(Strict):
 
 
 class Recent(Strict):
-    """Answers given to images before they were learned."""
+    """What the model said of the last images just before it learned them."""
 
-    images: int
-    right: int
+    images: int = Field(description="How many there are, of classes it had met.")
+    right: int = Field(description="How many of the answers were right.")
 
 
 class Digest(Strict):
@@ -148,15 +148,15 @@ class State(Strict):
     """How things stand."""
 
     status: Literal["ok", "recovering", "failed"]
-    problems: list[str]
-    notes: list[str]
-    version: str
-    model: dict[str, Any]
+    problems: list[str] = Field(description="What is wrong now.")
+    notes: list[str] = Field(description="What was wrong with the files at the start, and was made good.")
+    version: str = Field(description="Of scrlearn.")
+    model: dict[str, Any] = Field(description="What the state was made with.")
     classes: int
-    steps: int
+    steps: int = Field(description="Learning steps.")
     images: int = Field(description="Images ever learned.")
     lost: int = Field(description="Images that were damaged on disk.")
-    stored: int
+    stored: int = Field(description="Images in memory.")
     accepted: int = Field(description="Place of the last entry in the journal.")
     learned: int = Field(description="Place up to which the model has learned.")
     published: int = Field(description="Place up to which the model that answers has learned.")
@@ -166,10 +166,10 @@ class State(Strict):
     pending: int = Field(description="Images accepted and not yet learned.")
     speed: float = Field(description="Images learned in a second.")
     recent: Recent
-    snapshot: int | None
-    disk_bytes: int
-    memory_bytes: int
-    uptime: float
+    snapshot: int | None = Field(description="Place up to which the newest snapshot has learned; null: there is none.")
+    disk_bytes: int = Field(description="Bytes of the state directory.")
+    memory_bytes: int = Field(description="Bytes of memory that the process uses.")
+    uptime: float = Field(description="Seconds since the start.")
     digest: Digest | None
 
 

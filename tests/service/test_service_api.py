@@ -221,7 +221,9 @@ def test_bad_json(taught: httpx.Client, body: bytes, status: int, code: str) -> 
 
 
 @pytest.mark.parametrize(
-    "label", ["", "  ", "x" * 101, "a\nb", "a\x00", "\ud800", "\u2028", ".", ".."], ids=lambda label: repr(label)[:12]
+    "label",
+    ["", "  ", "x" * 101, "a\nb", "a\x00", "\ud800", "\u2028", ".", "..", "\u200b", "\ufeff \u202e"],
+    ids=lambda label: repr(label)[:12],
 )
 def test_bad_labels(taught: httpx.Client, label: str) -> None:
     body = json.dumps({"images": encoded(png("cat")), "labels": [label]})
@@ -407,7 +409,10 @@ def test_a_token_is_asked_for(tmp_path: Path) -> None:
         assert client.get("/v1/state", headers={"Authorization": f"bearer {TOKEN}"}).status_code == 200
         for path in ("/", "/healthz", "/docs", "/openapi.json"):
             assert client.get(path).status_code == 200
-        assert client.get("/openapi.json").json()["security"] == [{"token": []}]
+        document = client.get("/openapi.json").json()
+        assert document["security"] == [{"token": []}]
+        asking = [path for path, ways in document["paths"].items() for way in ways.values() if "security" not in way]
+        assert {*document["paths"]} - {*asking} == {"/healthz"}
 
 
 def test_without_a_token_only_this_machine_is_answered(taught: httpx.Client) -> None:
@@ -469,8 +474,11 @@ def test_the_description_is_complete_and_needs_no_network(taught: httpx.Client) 
     body = document["paths"]["/v1/learn"]["post"]["requestBody"]["content"]
     assert body.keys() == {"multipart/form-data", "application/json"}
     assert "application/problem+json" in document["paths"]["/v1/learn"]["post"]["responses"]["507"]["content"]
+    assert "Retry-After" in document["paths"]["/v1/learn"]["post"]["responses"]["429"]["headers"]
     shown = taught.get("/docs")
     assert all(path in shown.text for path in expected)
+    for name, about in (("images", "PNG, JPEG, WebP or BMP"), ("labels", "One for each image, in order")):
+        assert f"<td><code>{name}</code></td><td>body</td><td>{about}" in shown.text
     assert "http://" not in shown.text.replace(HERE, "")
     assert "https://" not in shown.text
     assert "<script" not in shown.text
@@ -496,6 +504,7 @@ def test_the_page_is_served_from_memory(tmp_path: Path, monkeypatch: pytest.Monk
 def test_health_follows_the_learner(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         assert client.get("/healthz").json() == {"status": "ok"}
+        assert (client.head("/healthz").status_code, client.head("/healthz").content) == (200, b"")
         client.service.worker.failed = True
         assert client.get("/healthz").status_code == 503
         problem(client.post("/v1/learn", json={"images": encoded(png("a")), "labels": ["a"]}), 503, "learning-stopped")

@@ -135,6 +135,25 @@ def test_what_cannot_be_sent() -> None:
         Client().predict([np.zeros((8, 8))])
 
 
+@pytest.mark.parametrize(
+    "image",
+    ["cat.png", Path("cat.png"), png("cat"), Image.new("L", (8, 8)), pixels("cat"), np.zeros((8, 8, 3), np.uint8)],
+    ids=["name", "path", "bytes", "picture", "grey", "colour"],
+)
+def test_one_image_is_no_list_of_images(image: object) -> None:
+    with pytest.raises(InputError, match=r"give \[image\]"):
+        Client().predict(image)
+    with pytest.raises(InputError, match=r"give \[image\]"):
+        Client().learn(image, "cat")
+
+
+def test_a_number_is_a_label_too() -> None:
+    with scripted((200, ANSWER, {}), (200, ANSWER, {})) as (client, requests, _):
+        client.learn([png("cat")], 7)
+        client.learn([png("cat")] * 2, np.array([7, 8]))
+    assert [body["labels"] for _, body in requests] == [["7"], ["7", "8"]]
+
+
 def test_the_client_needs_neither_torch_nor_fastapi() -> None:
     program = "import sys; from scrlearn.service import Client; Client()\n"
     program += "assert not {'torch', 'fastapi', 'numpy'} & set(sys.modules), 'too much was imported'"
@@ -183,6 +202,14 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     assert list((tmp_path / "state").glob("snapshot-*.scr")), "a snapshot was written at the end"
     settings = json.loads((tmp_path / "state" / "config.json").read_text())
     assert (settings["options"], settings["encoder"]) == ({"learning_rate": 0.05}, "tiny_encoder:tiny")
+
+
+def test_a_signal_that_comes_as_soon_as_it_is_ready_ends_it(tmp_path: Path) -> None:
+    program = "import os, signal, sys; from scrlearn.service import serve\n"
+    program += "config = {'method': 'er', 'memory_size': 20, 'image_size': 8, 'device': 'cpu'}\n"
+    program += "serve(sys.argv[1], config, port=0, ready=lambda _: os.kill(os.getpid(), signal.SIGTERM))"
+    command = [sys.executable, "-c", program, str(tmp_path / "state")]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
 
 
 def scr(*words: object) -> str:

@@ -47,7 +47,7 @@ def test_five_commands_and_the_client(tmp_path: Path) -> None:
     )
     with server, contextlib.ExitStack() as stack:
         stack.callback(server.kill)  # whatever goes wrong; one that has ended already does not mind
-        assert "Serving" in server.stdout.readline()
+        # at once, as when all five are pasted: the first one waits until the service is there
         answers = [
             json.loads(subprocess.run(["bash", "-c", line], cwd=tmp_path, check=True, capture_output=True).stdout)
             for line in curl
@@ -90,3 +90,16 @@ def test_the_deployed_command_has_these_options(name: str) -> None:
         line for line in (ROOT / "deploy" / name).read_text().splitlines() if line.startswith(("ExecStart", "ENTRY"))
     )
     assert set(re.findall(r"--[a-z-]+", command)) == {"--state", "--host", "--port", "--token-file"} <= known
+
+
+def test_the_container_is_made_of_what_is_there_and_run_as_the_page_says() -> None:
+    lines = (ROOT / "deploy" / "Containerfile").read_text().splitlines()
+    copied = [name for line in lines if line.startswith("COPY") for name in line.split()[1:-1]]
+    assert copied
+    assert all((ROOT / name).exists() for name in copied)
+    commands = [line.removeprefix("#").strip() for line in lines if line.startswith("#   podman")]
+    assert "\n".join(commands) in PAGE
+    # the token can be read by the user that the service runs as, and by nobody else
+    [user] = [re.search(r"--uid (\d+)", line)[1] for line in lines if "useradd" in line]
+    assert f"target=token,uid={user},mode=0400" in commands[-1]
+    assert any(line.startswith("ENTRYPOINT") and '"--token-file", "/run/secrets/token"' in line for line in lines)

@@ -174,9 +174,18 @@ def test_no_good_snapshot_is_an_error_that_changes_nothing(tmp_path: Path) -> No
     for path in copy.glob("snapshot-*.scr"):
         flip(path)
     before = {path.name: path.read_bytes() for path in copy.glob("snapshot-*")}
-    with pytest.raises(StateError, match=r"No snapshot .* is good, and the journal begins only after entry \d+"):
+    with pytest.raises(StateError, match=r"no good snapshot .* the journal begins only after entry \d+"):
         open_service(copy)
     assert before == {path.name: path.read_bytes() for path in copy.glob("snapshot-*")}
+
+
+@pytest.mark.parametrize("gone", ["snapshot-*", "snapshot-*.json"])
+def test_missing_snapshots_are_no_reason_to_begin_anew(tmp_path: Path, gone: str) -> None:
+    copy, _ = history(tmp_path)
+    for path in copy.glob(gone):
+        path.unlink()
+    with pytest.raises(StateError, match=r"no good snapshot .* the journal begins only after entry \d+"):
+        open_service(copy)
 
 
 def test_a_damaged_only_snapshot_is_made_good_by_the_journal(tmp_path: Path) -> None:

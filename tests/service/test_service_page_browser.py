@@ -341,6 +341,33 @@ def test_many_files_are_taught_with_one_click(visit: Open) -> None:
     expect(page.locator("#classes li").nth(2)).to_contain_text("20 learned · 20 kept")
 
 
+def test_what_was_taught_before_a_failure_is_not_taught_again(visit: Open) -> None:
+    page = visit({"zero": 3, "one": 3})
+    keys: list[str] = []
+
+    def lose_the_second_answer(route: Any) -> None:
+        keys.append(route.request.headers["idempotency-key"])
+        if len(keys) == 2:
+            route.fetch()
+            route.fulfill(status=502, body="proxy: the answer was lost")
+        else:
+            route.continue_()
+
+    page.route("**/v1/learn*", lose_the_second_answer)
+    page.locator("#files").set_input_files(as_files(*((f"{n}.png", picture("four", n)) for n in range(20))))
+    expect(page.locator("#tray li")).to_have_count(20)
+    answered(page)
+    for number, message in ((20, "16 of 20 images were taught. The service answered with 502"), (4, None)):
+        page.get_by_label(f"Teach all {number} images that have no label yet").check()
+        page.get_by_label("Another label").fill("four")
+        page.get_by_label("Another label").press("Enter")
+        if message:
+            expect(page.get_by_role("alert")).to_contain_text(message)
+    expect(page.locator("#taught")).to_have_text("Learned 4 images as “four”.")
+    assert keys[1] == keys[2] != keys[0]
+    assert state(page)["images"] == 26, "each was learned once"
+
+
 PUT = """([kind, data]) => {
   const file = new File([Uint8Array.from(data)], "put.png", { type: "image/png" });
   const transfer = new DataTransfer();

@@ -1,6 +1,5 @@
 // Images of this visit: ask about them, see the answer, teach what they are.
 
-import { newKey } from "./api.js";
 import { alertUser, announce, byId, clearAlert, el, percent, setText } from "./dom.js";
 import { colourClass, sign } from "./palette.js";
 import { nudge } from "./state.js";
@@ -116,12 +115,15 @@ async function teach(label) {
   clearAlert("teach");
   showTeaching();
   setText(byId("taught"), "Learning…");
+  let done = 0;
   try {
-    const learned = await learn(taught, label, newKey());
-    for (const item of taught) {
-      Object.assign(item, { label, verdict: isNew ? "new" : item.before === label ? "right" : "wrong" });
-      wasTaught(item);
-    }
+    const learned = await learn(taught, label, (part) => {
+      for (const item of part) {
+        Object.assign(item, { label, verdict: isNew ? "new" : item.before === label ? "right" : "wrong" });
+        wasTaught(item);
+      }
+      done += part.length;
+    });
     byId("label").value = "";
     nudge();
     const what = taught.length === 1 ? "" : `${taught.length} images `;
@@ -130,7 +132,9 @@ async function teach(label) {
     announce(`${note} ${sentence(current)}`);
   } catch (problem) {
     note = "";
-    alertUser(`Nothing was taught. ${problem.message}`, "teach");
+    const none = problem.code === "offline" ? "It may not have been taught." : "Nothing was taught.";
+    const what = done ? `${done} of ${taught.length} images were taught.` : none;
+    alertUser(`${what} ${problem.message}`, "teach");
   }
   teaching = false;
   showCurrent();

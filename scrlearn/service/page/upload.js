@@ -1,6 +1,6 @@
 // Images to the service: in parts, made smaller where they are huge, and with errors that name the file.
 
-import { Problem, ask } from "./api.js";
+import { Problem, ask, newKey } from "./api.js";
 
 const TOGETHER = 16;
 const LARGE = 1 << 20;
@@ -51,13 +51,27 @@ export async function predict(items, answered, failed) {
   }
 }
 
-// Teach items one label. Gives how many were accepted, and whether the model knows them already.
-export async function learn(items, label, key) {
+// Keys of requests whose answer has not come, by their first image: sent again, they are done once.
+const unanswered = new WeakMap();
+
+function keyFor(part, label) {
+  const before = unanswered.get(part[0].blob);
+  const same = before?.label === label && before.blobs.length === part.length;
+  if (same && part.every((item, place) => item.blob === before.blobs[place])) return before.key;
+  const key = newKey();
+  unanswered.set(part[0].blob, { label, blobs: part.map((item) => item.blob), key });
+  return key;
+}
+
+// Teach items one label; `accepted(part)` hears of those that are on disk. Gives whether the model knows them already.
+export async function learn(items, label, accepted) {
   let learned = true;
   for (let first = 0; first < items.length; first += TOGETHER) {
     const part = items.slice(first, first + TOGETHER);
     const wait = first + TOGETHER >= items.length ? 30 : 0;
-    const answer = await ask("POST", `v1/learn?wait=${wait}`, { form: form(part, label), key: `${key}-${first}` });
+    const answer = await ask("POST", `v1/learn?wait=${wait}`, { form: form(part, label), key: keyFor(part, label) });
+    unanswered.delete(part[0].blob);
+    accepted(part);
     learned = answer.learned;
   }
   return learned;
