@@ -354,7 +354,8 @@ def _list_runs(entries: list[Entry]) -> None:
         table.add_column(heading, no_wrap=True)
     for entry in entries:
         figures = entry.result.by_classifier
-        shown = [f"{name} {100 * (figures[name]['average_accuracy'] or 0):.1f}" for name in sorted(figures)]
+        known = {name: figures[name]["average_accuracy"] for name in sorted(figures)}
+        shown = [f"{name} {'–' if value is None else f'{100 * value:.1f}'}" for name, value in known.items()]
         version, device = entry.result.versions["scrlearn"], entry.result.machine["device"]
         table.add_row(entry.key[:8], escape(describe(entry.config)), ", ".join(shown), device, version, entry.date[:10])
     _console().print(table)
@@ -372,14 +373,15 @@ def _list_means(entries: list[Entry]) -> None:
     for heading in ("seeds", "average accuracy (%)", "forgetting (%)"):
         table.add_column(heading, justify="right")
     for members in families.values():
-        for classifier in sorted(members[0].result.by_classifier, reverse=True):
-            figures = [entry.result.by_classifier[classifier] for entry in members]
+        for classifier in sorted({name for entry in members for name in entry.result.by_classifier}, reverse=True):
+            measured = [entry.result.by_classifier.get(classifier) for entry in members]
+            figures = [one for one in measured if one is not None]
             known = {
                 name: [value[name] for value in figures if value[name] is not None]
                 for name in ("average_accuracy", "forgetting")
             }
             shown = [interval(values).format() if values else "–" for values in known.values()]
-            table.add_row(escape(describe(members[0].config, seed=False)), classifier, str(len(members)), *shown)
+            table.add_row(escape(describe(members[0].config, seed=False)), classifier, str(len(figures)), *shown)
     _console().print(table)
     typer.echo(f"{len(entries)} runs of {len(families)} configurations.")
 
@@ -462,6 +464,7 @@ def results_merge(
     from scrlearn.experiments.exports import add_path, is_store
     from scrlearn.experiments.store import Merged, Store
 
+    _require(others)
     for other in filter(is_store, others):
         Store(other, create=False)  # all of them, before anything changes
     target, merged = Store(store), Merged()
@@ -481,10 +484,18 @@ def results_add(
     from scrlearn.experiments.exports import add_path
     from scrlearn.experiments.store import Merged, Store
 
+    _require(paths)
     target, merged = Store(store), Merged()
     for path in paths:
         merged += add_path(target, path)
     _say_merged(merged, store, as_json, quiet)
+
+
+def _require(paths: list[Path]) -> None:
+    """Say what is missing before anything changes."""
+    for path in paths:
+        if not path.exists():
+            raise InputError(f'There is nothing at "{path}", so no runs to take in.')
 
 
 def _say_merged(merged: Merged, store: Path, as_json: bool, quiet: bool) -> None:
@@ -508,4 +519,4 @@ def results_remove(
     found = [target.find(key).key for key in keys]
     removed = target.remove(found)
     if not quiet:
-        typer.echo(f"{removed} runs removed from {store}.")
+        typer.echo(f"{removed} run{'' if removed == 1 else 's'} removed from {store}.")

@@ -65,9 +65,10 @@ def compare(configs: Sequence[RunConfig], store: Store) -> list[Line]:
     for members in families.values():
         seeds = {config.seed for config in members}
         results = [entry.result for entry in store.seeds(members[0]) if entry.result.seed in seeds]
-        classifiers = list(results[0].by_classifier) if results else [""]
+        classifiers = dict.fromkeys(name for result in results for name in result.by_classifier) or [""]
         for classifier in sorted(classifiers, key=lambda name: name != "softmax"):
-            values = [result.by_classifier[classifier]["average_accuracy"] for result in results]
+            figures = [result.by_classifier.get(classifier, {}) for result in results]
+            values = [one.get("average_accuracy") for one in figures]
             known = [value for value in values if value is not None]
             ours = interval(known) if known else None
             lines.append(Line(members[0], classifier, len(members), ours, _paper(members[0], classifier)))

@@ -10,6 +10,7 @@ from typing import Any
 
 from scrlearn.data import Dataset, Stream, class_incremental, default_tasks, holdout
 from scrlearn.data.streams import Order
+from scrlearn.devices import PRECISIONS
 from scrlearn.errors import InputError, suggest
 from scrlearn.learners import Learner, find_method, make_learner
 from scrlearn.learners.methods import NEED_HEAD
@@ -91,6 +92,8 @@ class RunConfig:
         find_method(self.method)
         if self.engine not in ENGINES:
             raise InputError(f'There is no engine "{self.engine}".{suggest(self.engine, ENGINES)}')
+        if self.precision not in PRECISIONS:
+            raise InputError(f'There is no precision "{self.precision}".{suggest(self.precision, PRECISIONS)}')
         if not 0 <= self.holdout < 1:
             raise InputError(f"holdout is {self.holdout}; expected a share from 0 to below 1, such as 0.1.")
         if self.first_tasks is not None and self.first_tasks < 1:

@@ -84,6 +84,9 @@ class Events:
         if (writer := self.writers.pop(run_key(outcome.job.config), None)) is not None:
             writer.close()
 
+    def passed(self, config: RunConfig) -> None:
+        """A run that somebody else has made is in their event files."""
+
     def result(self, config: RunConfig, result: Result) -> None:
         """Note the figures of a finished run."""
         writer = self._writer(config)

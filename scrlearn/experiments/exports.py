@@ -27,6 +27,10 @@ from scrlearn.files import atomic_write
 
 FORMAT = 1
 TIMES = ("training", "evaluation", "total", "side_by_side")
+COME_IN = (
+    f"Runs come in from a {RESULT}, a folder with some in it, or a JSON file of `scr results export`; a store by "
+    "`scr results merge`."
+)
 
 
 # ------------------------------------------------------------------------------------------------------------ out
@@ -47,6 +51,7 @@ def rows(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
                 "order": config.order,
                 "classes_ahead": bool(config.classes_ahead),
                 "options": canonical_json(identity(config).get("options", {})),
+                "config": canonical_json(identity(config)),  # all that is not default: a short stream tells itself
                 "classifier": classifier,
                 "own_classifier": classifier == result.classifier,
                 **{name: figures[name] for name in SUMMARISED},
@@ -61,14 +66,18 @@ def rows(entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
 
 
 def _csv(entries: Sequence[Entry]) -> bytes:
-    text = io.StringIO()
-    writer: csv.DictWriter[str] | None = None
-    for row in rows(entries):
-        if writer is None:
-            writer = csv.DictWriter(text, row, lineterminator="\n")
-            writer.writeheader()
-        writer.writerow(row | {"accuracy_matrix": canonical_json(row["accuracy_matrix"])})
+    text, table = io.StringIO(), _table(entries)
+    writer = csv.DictWriter(text, table[0] if table else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row | {"accuracy_matrix": canonical_json(row["accuracy_matrix"])} for row in table)
     return text.getvalue().encode()
+
+
+def _table(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Rows with the same columns: runs of other versions may name other packages."""
+    table = list(rows(entries))
+    columns = dict.fromkeys(name for row in table for name in row)
+    return [{name: row.get(name) for name in columns} for row in table]
 
 
 def _json(entries: Sequence[Entry]) -> bytes:
@@ -100,7 +109,7 @@ def _parquet(entries: Sequence[Entry]) -> bytes:
             ".csv or .json."
         ) from error
     buffer = io.BytesIO()
-    parquet.write_table(pyarrow.Table.from_pylist(list(rows(entries))), buffer)
+    parquet.write_table(pyarrow.Table.from_pylist(_table(entries)), buffer)
     return buffer.getvalue()
 
 
@@ -236,12 +245,9 @@ def read_export(path: str | os.PathLike[str]) -> list[Entry]:
     try:
         document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     except (ValueError, EOFError, gzip.BadGzipFile) as error:
-        raise CheckpointError(f'"{path}" is no JSON: {error}.') from error
+        raise CheckpointError(f'"{path}" is no JSON: {error}. {COME_IN}') from error
     if not isinstance(document, dict) or "scrlearn_results" not in document:
-        raise CheckpointError(
-            f'"{path}" is no export of a result store. Runs come in from a {RESULT}, a folder with some in it, or a '
-            "file of `scr results export`; a store by `scr results merge`."
-        )
+        raise CheckpointError(f'"{path}" is no export of a result store. {COME_IN}')
     if document["scrlearn_results"] > max(FORMAT, compact.FORMAT):
         raise CheckpointError(f'"{path}" was exported by a newer scrlearn; install that one.')
     if document["scrlearn_results"] == compact.FORMAT:

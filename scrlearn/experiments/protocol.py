@@ -229,9 +229,9 @@ ABLATIONS: tuple[Ablation, ...] = (
         "Memory management",
         {
             "random": {},
-            "ASER": {"retrieve": "aser", "update": "aser", "per_class": 2},
-            "ASER-R": {"retrieve": "aser", "per_class": 2},
-            "ASER-U": {"update": "aser", "per_class": 2},
+            "ASER": {"retrieve": "aser", "update": "aser", **ASER_PER_CLASS[STUDY[0]]},
+            "ASER-R": {"retrieve": "aser", **ASER_PER_CLASS[STUDY[0]]},
+            "ASER-U": {"update": "aser", **ASER_PER_CLASS[STUDY[0]]},
             "GSS": {"update": "gss"},
         },
         "random",
@@ -394,8 +394,9 @@ def _ablation_cells(wanted: _Wanted, reviews: Sequence[bool]) -> Iterator[Cell]:
             if size in DATASETS[dataset].memory and wanted.admits("scr", dataset, size):
                 for ablation in ABLATIONS:
                     for choice in ablation.choices.values():
+                        here = {**choice, **ASER_PER_CLASS.get(dataset, {})} if "per_class" in choice else choice
                         yield from (
-                            ("scr", dataset, size, {**choice, **options}) for options in _reviewed("scr", reviews)
+                            ("scr", dataset, size, {**here, **options}) for options in _reviewed("scr", reviews)
                         )
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
 from scrlearn.devices import resolve_device
 from scrlearn.errors import InputError
+from scrlearn.experiments.claims import Claims
 from scrlearn.experiments.config import RunConfig
 from scrlearn.experiments.executors import Executor, Job, Outcome
 from scrlearn.experiments.identity import describe, digest, run_key
@@ -19,6 +22,7 @@ from scrlearn.experiments.record import Moment
 from scrlearn.experiments.store import Merged, Store
 
 SIDE_FOLDER = ".runs"
+LOOK_SECONDS = 1.0
 
 
 class Watcher(Protocol):
@@ -30,6 +34,10 @@ class Watcher(Protocol):
 
     def finished(self, outcome: Outcome) -> None:
         """A run has ended, well or badly."""
+        ...
+
+    def passed(self, config: RunConfig) -> None:
+        """A run is in the store that somebody else has made meanwhile."""
         ...
 
 
@@ -119,6 +127,8 @@ def sweep(
 ) -> Sweep:
     """Make all runs that the store does not have.
 
+    Several sweeps may work on one store: each makes what no other is at, and waits for the others at the end.
+
     Parameters
     ----------
     configs
@@ -147,47 +157,78 @@ def sweep(
     (1, 1)
     """
     unique = {run_key(config): config for config in configs}
-    todo = [config for config in unique.values() if not is_done(store, config)]
+    todo = {key: config for key, config in unique.items() if not is_done(store, config)}
     report = Sweep(wanted=len(unique), there=len(unique) - len(todo))
-
-    def watch(job: Job, moment: Moment) -> None:
-        for watcher in watchers:
-            watcher.moment(job.config, moment)
-
-    outcomes = executor.run(_still_missing(todo, store, report), watch)
+    under_way = _UnderWay(store, report, watchers, keep_folders)
     try:
-        for outcome in outcomes:
-            _take_in(outcome, store, report, keep_folders)
-            for watcher in watchers:
-                watcher.finished(outcome)
+        while left := {key: config for key, config in todo.items() if key not in under_way.settled}:
+            jobs = under_way.claimed(left)
+            if (first := next(jobs, None)) is not None:
+                _run(chain([first], jobs), executor, under_way)
+            elif not left.keys() & under_way.settled:  # all that is left is being made by others
+                time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt as error:
         raise SweepStopped(report, int(getattr(error, "signal_number", 2))) from error
     finally:
-        if isinstance(outcomes, Iterator) and hasattr(outcomes, "close"):
-            outcomes.close()  # lets workers save and end, whatever happened here
-    with contextlib.suppress(OSError):
-        side_folder(store).rmdir()  # if nothing is left in it
+        under_way.claims.give_all_back()
+        with contextlib.suppress(OSError):
+            side_folder(store).rmdir()  # if nothing is left in it
     return report
 
 
-def _still_missing(todo: Sequence[RunConfig], store: Store, report: Sweep) -> Iterator[Job]:
-    """Jobs in the order of the configurations; one that somebody else has made in the meantime is passed over."""
-    for config in todo:
-        if is_done(store, config):
-            report.there += 1
-        else:
-            yield job_for(store, config)
+def _run(jobs: Iterator[Job], executor: Executor, under_way: _UnderWay) -> None:
+    outcomes = executor.run(jobs, under_way.moment)
+    try:
+        for outcome in outcomes:
+            under_way.take_in(outcome)
+    finally:
+        if isinstance(outcomes, Iterator) and hasattr(outcomes, "close"):
+            outcomes.close()  # lets workers save and end, whatever happened here
 
 
-def _take_in(outcome: Outcome, store: Store, report: Sweep, keep_folder: bool) -> None:
-    config = outcome.job.config
-    if outcome.result is None:
-        if is_done(store, config):  # somebody else has made it meanwhile, and cleared its folder away
-            report.there += 1
+class _UnderWay:
+    """The runs of a sweep: which are ours to make, what came out, and who is told."""
+
+    def __init__(self, store: Store, report: Sweep, watchers: Sequence[Watcher], keep_folders: bool) -> None:
+        self.store, self.report, self.watchers, self.keep_folders = store, report, watchers, keep_folders
+        self.claims = Claims(side_folder(store))
+        self.settled: set[str] = set()  # ours, or found in the store
+
+    def claimed(self, left: Mapping[str, RunConfig]) -> Iterator[Job]:
+        """Jobs that no other sweep is at; one that somebody else has made in the meantime is passed over."""
+        for key, config in left.items():
+            if not self.claims.take(key):
+                continue
+            self.settled.add(key)
+            if is_done(self.store, config):
+                self._pass(config)
+            else:
+                yield job_for(self.store, config)
+
+    def _pass(self, config: RunConfig) -> None:
+        self.report.there += 1
+        self.claims.give_back(run_key(config))
+        for watcher in self.watchers:
+            watcher.passed(config)
+
+    def moment(self, job: Job, moment: Moment) -> None:
+        """Tell how far a run is."""
+        for watcher in self.watchers:
+            watcher.moment(job.config, moment)
+
+    def take_in(self, outcome: Outcome) -> None:
+        """Put a result into the store, or note a failure."""
+        config = outcome.job.config
+        if outcome.result is not None:
+            self.report.merged += self.store.add(outcome.result, outcome.artefacts)
+            self.report.finished += 1
+            if not self.keep_folders:
+                shutil.rmtree(outcome.job.folder.parent, ignore_errors=True)
+        elif is_done(self.store, config):  # by somebody who knows no claims, and has cleared its folder away
+            self._pass(config)
             return
-        report.failures.append(Failure(describe(config), outcome.error, outcome.trace))
-        return
-    report.merged += store.add(outcome.result, outcome.artefacts)
-    report.finished += 1
-    if not keep_folder:
-        shutil.rmtree(outcome.job.folder.parent, ignore_errors=True)
+        else:
+            self.report.failures.append(Failure(describe(config), outcome.error, outcome.trace))
+        self.claims.give_back(run_key(config))
+        for watcher in self.watchers:
+            watcher.finished(outcome)

@@ -81,8 +81,22 @@ class SweepBars:
         else:
             self.done += 1
             figures = {name: values["average_accuracy"] for name, values in sorted(result.by_classifier.items())}
-            text = ", ".join(f"{name} {100 * (value or 0):.1f}%" for name, value in figures.items())
+            text = ", ".join(f"{name} {_percent(value)}" for name, value in figures.items())
             text += f", {result.seconds['total']:.0f} s"
+        self._say(config, text)
+
+    def passed(self, config: RunConfig) -> None:
+        """Say that a run has come in from elsewhere."""
+        if (bar := self.bars.pop(run_key(config), None)) is not None:
+            self.progress.remove_task(bar)
+        self.done += 1
+        self._say(config, "made by another sweep")
+
+    def _say(self, config: RunConfig, text: str) -> None:
         self.progress.update(self.whole, completed=self.done, text=f"{self.failed} failed" if self.failed else "")
         line = f"{self.done}/{self.wanted} {describe(config)}: {text}"
         self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}%"

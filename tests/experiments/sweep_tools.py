@@ -21,9 +21,13 @@ class Notes:
     def __init__(self) -> None:
         self.moments: list[tuple[str, Moment]] = []
         self.outcomes: list[Outcome] = []
+        self.passed_over: list[str] = []
 
     def moment(self, config: RunConfig, moment: Moment) -> None:
         self.moments.append((run_key(config), moment))
 
     def finished(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
+
+    def passed(self, config: RunConfig) -> None:
+        self.passed_over.append(run_key(config))

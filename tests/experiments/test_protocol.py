@@ -132,6 +132,12 @@ def test_ablations_share_the_run_with_the_papers_own_choices() -> None:
         assert ablation.chosen in ablation.choices
 
 
+def test_ablations_elsewhere_have_the_settings_of_that_data_set() -> None:
+    for dataset, per_class in (("cifar10", 9), ("cifar100", 2), ("mini-imagenet", 3)):
+        found = {config.options.get("per_class") for config in runs_for("ablations", [dataset], seeds=1)}
+        assert found == {None, per_class}
+
+
 def test_every_choice_makes_a_learner() -> None:
     """On smaller images, because that is quick; the options are those of the paper."""
     for config in runs_for("ablations", seeds=1) + runs_for("table1", ["cifar100"], memory=[1000], seeds=1):

@@ -120,6 +120,7 @@ from scrlearn.experiments.store import Store
 class Says:
     def moment(self, config, moment): print("moment", flush=True)
     def finished(self, outcome): print("finished", flush=True)
+    def passed(self, config): print("passed", flush=True)
 
 configs = [RunConfig.from_dict(values) for values in json.loads(sys.argv[2])]
 try:

@@ -673,3 +673,13 @@ def test_the_headline_needs_no_heading_and_names_scr_plus_and_offline(full: list
     assert not any(isinstance(block, Missing) for block in found)
     assert not any(math.isnan(float(str(row[1]).split()[0])) for row in table.rows)
     assert list(headings(markdown(Document("x", []), "y"))) == ["# x"]
+
+
+def test_the_headline_says_how_to_measure_what_is_not_there(full: list[Entry]) -> None:
+    def commands(kept: list[Entry]) -> list[str]:
+        return [block.command for block in headline(kept) if isinstance(block, Missing)]
+
+    without_offline = [e for e in full if (e.result.method, e.result.dataset) != ("offline", "cifar10")]
+    assert commands(without_offline) == ["scr reproduce table1 --datasets cifar10 --methods offline"]
+    without_review = [e for e in full if not (e.result.review and e.result.dataset == "cifar100")]
+    assert commands(without_review) == ["scr reproduce table1 --methods scr"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import multiprocessing
@@ -24,6 +25,7 @@ from typer.testing import CliRunner
 
 from scrlearn.cli import app
 from scrlearn.experiments import Result, RunConfig, executors, protocol, runner
+from scrlearn.experiments.claims import Claims
 from scrlearn.experiments.comparison import compare
 from scrlearn.experiments.executors import Job, LocalDevice, Outcome, Surroundings, Watch
 from scrlearn.experiments.folders import CHECKPOINT, RESULT
@@ -182,6 +184,45 @@ def test_made_by_somebody_else_meanwhile(store: Store) -> None:
     notes = Neighbour()
     report = sweep(THREE[:2], store, LocalDevice(), [notes])
     assert (report.there, report.finished, len(notes.outcomes)) == (1, 1, 1)
+    assert notes.passed_over == [run_key(THREE[1])]
+
+
+@pytest.mark.parametrize("finishes", [True, False], ids=["which finishes it", "which gives it up"])
+def test_a_run_that_another_sweep_is_at_comes_last(
+    store: Store, alone: dict[str, Any], monkeypatch: pytest.MonkeyPatch, finishes: bool
+) -> None:
+    neighbour, notes, key = Claims(side_folder(store)), Notes(), run_key(THREE[0])
+    assert neighbour.take(key)
+
+    def wait(seconds: float) -> None:
+        assert [run_key(outcome.job.config) for outcome in notes.outcomes] == [run_key(config) for config in THREE[1:]]
+        if finishes:
+            store.add(runner.run(THREE[0]))
+        neighbour.give_back(key)
+
+    monkeypatch.setattr("scrlearn.experiments.reproduce.time.sleep", wait)
+    report = sweep(THREE, store, LocalDevice(), [notes])
+    assert (report.there, report.finished, report.missing) == ((1, 2, 0) if finishes else (0, 3, 0))
+    assert notes.passed_over == ([key] if finishes else [])
+    assert figures(store) == alone
+    assert not side_folder(store).exists()
+
+
+def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; from scrlearn.experiments.claims import Claims; "
+        "print(Claims(pathlib.Path(sys.argv[1])).take('run'), flush=True); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        ours = Claims(tmp_path)
+        assert not ours.take("run")
+        process.kill()
+    assert ours.take("run")
+    ours.give_all_back()
+    assert list(tmp_path.iterdir()) == []
 
 
 # -------------------------------------------------------------------------------------------------------------- groups
@@ -276,6 +317,7 @@ if __name__ == "__main__":
     class Says:
         def moment(self, config, moment): print("moment", flush=True)
         def finished(self, outcome): print("finished", flush=True)
+        def passed(self, config): print("passed", flush=True)
     configs = [RunConfig.from_dict(values) for values in json.loads(sys.argv[2])]
     try:
         sweep(configs, Store(sys.argv[1]), Processes(1, Surroundings(checkpoint_seconds=0), 1), [Says()])
@@ -422,6 +464,7 @@ def test_a_failure_on_the_command_line(paper_of_digits: list[str], monkeypatch: 
         (["table1", "--datasets", "cifar"], 1, "no data set"),
         (["table1", "--memory", "many"], 2, "not all numbers"),
         (["table1", "--order", "backwards"], 2, "neither natural nor shuffled"),
+        (["table1", "--precision", "fp64", "--dry-run"], 1, "no precision"),
     ],
 )
 def test_mistakes_on_the_command_line(
@@ -458,8 +501,43 @@ def test_results_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     added = scr("results", "add", tmp_path / "all.json", "--store", tmp_path / "new.db", "--json").stdout
     assert json.loads(added)["new"] == 2
-    assert "1 runs removed" in scr("results", "remove", key).stdout
+    assert "1 run removed" in scr("results", "remove", key).stdout
     assert len(here) == 1
+
+
+def test_an_accuracy_that_is_not_known_is_no_zero(store: Store) -> None:
+    template = made_up(0)
+    for values in template.by_classifier.values():
+        values["average_accuracy"] = None
+    result = dataclasses.replace(template, average_accuracy=None)
+    store.add(result)
+    assert "ncm –, softmax –" in scr("results", "list", "--runs", "--store", store.path).stdout
+    console = Console(file=io.StringIO(), width=160)
+    SweepBars("table1", 0, 1, console).finished(Outcome(Job(TINY, Path()), result))
+    assert ": ncm –, softmax –," in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_runs_that_measured_other_classifiers_stand_together(store: Store) -> None:
+    whole, other = made_up(0, 0.25), made_up(1, 0.75)
+    store.add(whole)
+    store.add(dataclasses.replace(other, by_classifier={"softmax": other.by_classifier["softmax"]}))
+    found = {line.classifier: line.ours for line in compare([TINY, TINY.replace(seed=1)], store)}
+    assert {name: (ours.mean, ours.n) for name, ours in found.items() if ours} == {
+        "softmax": (0.5, 2),
+        "ncm": (0.25, 1),
+    }
+    listed = [line.split() for line in scr("results", "list", "--store", store.path).stdout.splitlines()]
+    assert [line[line.index("ncm") + 1] for line in listed if "ncm" in line] == ["1"]
+    assert [line[line.index("softmax") + 1] for line in listed if "softmax" in line] == ["2"]
+
+
+@pytest.mark.parametrize("command", ["add", "merge"])
+@pytest.mark.parametrize("name", ["gone.json", "gone"])
+def test_nothing_to_take_in_makes_no_store(command: str, name: str, tmp_path: Path) -> None:
+    said = scr("results", command, tmp_path / name, "--store", tmp_path / "new.db", code=1).stderr
+    assert "There is no" in said
+    assert name in said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_our_figures_beside_the_papers(store: Store) -> None:

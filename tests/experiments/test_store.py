@@ -343,12 +343,27 @@ def test_csv(three: Store, tmp_path: Path) -> None:
     own = next(row for row in rows if row["own_classifier"] == "True")
     assert json.loads(own["accuracy_matrix"]) == real_result().accuracy_matrix
     assert {row["options"] for row in rows} == {"{}", '{"memory_batch":5}'}
+    assert {json.loads(row["config"])["limit"] for row in rows} == {TINY.limit}  # no row passes for a whole stream
 
 
 def test_parquet(three: Store, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     rows = parquet.read_table(export(three.query(), tmp_path / "all.parquet")).to_pylist()
     assert rows == list(exports_module.rows(three.query()))
+
+
+@pytest.mark.parametrize("name", ["all.csv", "all.parquet"])
+def test_tables_of_runs_that_name_other_packages(three: Store, tmp_path: Path, name: str) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    other = made_up(7)
+    three.add(dataclasses.replace(other, versions={**other.versions, "triton": "3.0"}))
+    file = export(three.query(), tmp_path / name)
+    if name.endswith("csv"):
+        with file.open() as text:
+            rows = list(csv.DictReader(text))
+    else:
+        rows = parquet.read_table(file).to_pylist()
+    assert {(int(row["seed"]), row["version_triton"] or "") for row in rows} == {(0, ""), (1, ""), (7, "3.0")}
 
 
 def test_parquet_without_pyarrow(three: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,7 +380,12 @@ def test_export_to_an_unknown_form(three: Store, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"{", "no JSON"), (b"[1, 2]", "no export"), (b'{"a": 1}', "no export"), (b'{"scrlearn_results": 99}', "newer")],
+    [
+        (b"{", "no JSON.*come in from"),
+        (b"[1, 2]", "no export"),
+        (b'{"a": 1}', "no export"),
+        (b'{"scrlearn_results": 99}', "newer"),
+    ],
 )
 def test_files_that_are_no_export(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "x.json").write_bytes(content)

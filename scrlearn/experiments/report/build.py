@@ -118,10 +118,12 @@ def headline(entries: Sequence[Entry]) -> list[Block]:
         ),
         Table(head, rows),
     ]
-    if any(not runs.values(config_for(*cell)) for cell in [("scr", *cell) for cell in cells]):
+    if any(not cell.verdict for row in rows for cell in row if isinstance(cell, Cell)):
         blocks.append(Missing("SCR where it says “not yet”", command("table1", (), ["scr"])))
     if any(not runs.values(beyond_paper.variant("scr+", *cell)) for cell in cells):
         blocks.append(Missing("`scr+` where it says “not yet”", command("beyond", (), ["scr+"])))
+    if lacking := [name for name in DATASETS if not runs.values(config_for("offline", name), "softmax")]:
+        blocks.append(Missing("iid offline where it says “not yet”", command("table1", lacking, ["offline"])))
     return blocks + [block for name in HEADLINE_PICTURES for block in _headline_picture(runs, name)]
 
 
