@@ -1,11 +1,13 @@
 // Runs the CUDA kernels on a CPU: a thread for each of a block's, which meet where a warp's lanes meet. Blocks run one
 // after the other.
 
+#include <algorithm>
 #include <barrier>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -53,13 +55,26 @@ static void check(u32 address) {
     if (address % 16 || address + 16 > static_cast<u32>(given_shared)) std::abort();
 }
 
+// Copies arrive when they are waited for; until then there is not a number, as soon as they are asked for.
+struct Copy {
+    u32 to;
+    const void* from;
+    bool inside;
+};
+static thread_local std::deque<std::vector<Copy>> copies(1);
+
 static void copy16(u32 to, const void* from, bool inside) {
     check(to);
-    inside ? std::memcpy(shared + to, from, 16) : std::memset(shared + to, 0, 16);
+    std::memset(shared + to, 0xff, 16);
+    copies.back().push_back({to, from, inside});
 }
-static void copies_begun() {}
+static void copies_begun() { copies.emplace_back(); }
 template <int BEHIND>
-static void copies_done() {}
+static void copies_done() {
+    for (; copies.size() > BEHIND + 1; copies.pop_front())
+        for (const Copy& copy : copies.front())
+            copy.inside ? std::memcpy(shared + copy.to, copy.from, 16) : std::memset(shared + copy.to, 0, 16);
+}
 
 static float from_half(u16 half) {
     u32 bits = static_cast<u32>(half) << 16;
@@ -94,6 +109,14 @@ static void read(u32 (&r)[4], u32 from, bool transposed) {
 static void matrices4(u32 (&r)[4], u32 from) { read(r, from, false); }
 static void transposed4(u32 (&r)[4], u32 from) { read(r, from, true); }
 
+static void read2(u32 (&r)[4], u32 from, bool transposed) {  // half of the lanes' addresses do not count
+    u32 all[4];
+    read(all, lane_of() < 16 ? from : 0, transposed);
+    std::copy(all, all + 2, r);
+}
+static void matrices2(u32 (&r)[4], u32 from) { read2(r, from, false); }
+static void transposed2(u32 (&r)[4], u32 from) { read2(r, from, true); }
+
 static float part(u32 both, int which) { return from_half(static_cast<u16>(which ? both >> 16 : both)); }
 
 static void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -124,6 +147,9 @@ static float __shfl_xor_sync(u32, float value, int other) {
     return value;
 }
 
+static void __syncwarp() { warp_of().meet.arrive_and_wait(); }
+static u32 __umulhi(u32 a, u32 b) { return static_cast<u32>(static_cast<std::uint64_t>(a) * b >> 32); }
+static int min(int a, int b) { return std::min(a, b); }
 static void __threadfence() {}
 static int atomicAdd(int* where, int value) { return std::exchange(*where, *where + value); }
 static float4 __ldcg(const float4* from) {
@@ -159,19 +185,19 @@ static void launch(int blocks, int threads, int bytes, Function function) {
 
 template <int INNER, int OUTER>
 static void convolve_(bool backward, bool with_sums, int blocks, int threads, int bytes, const u16* x, const float* w, u16* y, float* sums,
-                      int images, int height, int width, int rows, int together) {
+                      int images, int height, int width, int rows, int together, int tiles) {
     auto* chosen = backward ? (with_sums ? convolve<INNER, OUTER, true, true> : convolve<INNER, OUTER, true, false>)
                             : (with_sums ? convolve<INNER, OUTER, false, true> : convolve<INNER, OUTER, false, false>);
-    launch(blocks, threads, bytes, [=] { chosen(x, w, y, sums, images, height, width, rows, together); });
+    launch(blocks, threads, bytes, [=] { chosen(x, w, y, sums, images, height, width, rows, together, tiles); });
 }
 
 #define SIZES(DO) DO(24, 24) DO(24, 40) DO(40, 24) DO(40, 40) DO(8, 16) DO(16, 8)
 
 extern "C" int run_convolve(int inner, int outer, int backward, int with_sums, int blocks, int threads, int bytes, const u16* x, const float* w,
-                            u16* y, float* sums, int images, int height, int width, int rows, int together) {
+                            u16* y, float* sums, int images, int height, int width, int rows, int together, int tiles) {
 #define DO(A, B) \
     if (inner == A && outer == B) \
-        return convolve_<A, B>(backward, with_sums, blocks, threads, bytes, x, w, y, sums, images, height, width, rows, together), 0;
+        return convolve_<A, B>(backward, with_sums, blocks, threads, bytes, x, w, y, sums, images, height, width, rows, together, tiles), 0;
     SIZES(DO)
 #undef DO
     return 1;

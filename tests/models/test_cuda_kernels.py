@@ -16,17 +16,24 @@ HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="the emulator is compiled with g++, which is not here")
 
-# channels in, channels out, images, height, width
+ROOM = (227 * 1024, 228 * 1024)  # shared memory of an H100
+
+# channels in, channels out, images, height, width, blocks
 LAYERS = [
-    (24, 24, 2, 8, 8),
-    (24, 24, 1, 18, 32),
-    (24, 40, 3, 7, 9),
-    (40, 24, 1, 5, 21),
-    (40, 40, 1, 16, 16),
-    (8, 16, 5, 4, 4),
-    (16, 8, 1, 1, 1),
-    (8, 16, 1, 3, 100),
-    (24, 24, 1, 9, 84),
+    (24, 24, 2, 8, 8, 132),
+    (24, 24, 1, 18, 32, 2),
+    (24, 40, 3, 7, 9, 2),
+    (40, 24, 1, 5, 21, 1),
+    (40, 24, 1, 21, 21, 2),
+    (40, 40, 1, 16, 16, 3),
+    (8, 16, 5, 4, 4, 132),
+    (8, 16, 60, 2, 2, 1),
+    (8, 16, 150, 1, 1, 1),
+    (16, 8, 1, 1, 1, 132),
+    (8, 16, 1, 3, 100, 1),
+    (24, 24, 1, 9, 84, 2),
+    pytest.param((8, 16, 1, 84, 84, 5), marks=pytest.mark.slow),
+    (24, 24, 3, 9, 10, 2),
 ]
 
 
@@ -57,7 +64,8 @@ def emulated(emulator, monkeypatch):
         return launch
 
     monkeypatch.setattr(nvrtc, "kernel", kernel)
-    monkeypatch.setattr(nvrtc, "processors", lambda device: 2)
+    monkeypatch.setattr(nvrtc, "processors", lambda device: 132)
+    monkeypatch.setattr(cuda_conv, "room", lambda device: ROOM)
 
 
 def random(*shape, seed=0):
@@ -73,16 +81,16 @@ def near(found, exact, error):
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_forward_with_sums_and_both_gradients(layer):
-    channels_in, channels, images, height, width = layer
+    channels_in, channels, images, height, width, blocks = layer
     x = random(images, channels_in, height, width).bfloat16()
     dy = random(images, channels, height, width, seed=1).bfloat16()
     weight = random(channels, channels_in, 3, 3, seed=2).bfloat16().float()
 
     y = torch.full_like(dy, torch.nan)
-    sums = cuda_conv.convolve(x, weight, y, backward=False, segments=1)
+    sums = cuda_conv.convolve(x, weight, y, backward=False, segments=1, most=blocks)
     dx = torch.full_like(x, torch.nan)
-    assert cuda_conv.convolve(dy, weight, dx, backward=True, segments=0) is None
-    partial = cuda_conv.weight_gradient(x, dy, weight)
+    assert cuda_conv.convolve(dy, weight, dx, backward=True, segments=0, most=blocks) is None
+    partial = cuda_conv.weight_gradient(x, dy, weight, most=blocks)
 
     exact = [t.double().requires_grad_() for t in (x, weight)]
     expected = F.conv2d(*exact, padding=1)
@@ -96,18 +104,30 @@ def test_forward_with_sums_and_both_gradients(layer):
 
 
 @pytest.mark.parametrize(
-    ("images", "size", "segments"), [(6, (18, 32), 3), (8, (8, 8), 2), (6, (8, 8), 2), (4, (9, 7), 4)]
+    ("images", "size", "segments"), [(6, (18, 20), 3), (8, (8, 8), 2), (6, (8, 8), 2), (4, (9, 7), 4), (30, (2, 2), 3)]
 )
-def test_sums_belong_to_segments_or_are_not_there(images, size, segments):
-    x, weight = random(images, 24, *size).bfloat16(), random(24, 24, 3, 3, seed=1)
-    y = torch.empty_like(x)
-    sums = cuda_conv.convolve(x, weight, y, backward=False, segments=segments)
-    tiles = cuda_conv.cut(images, *size, 24, wanted=2)
-    if images // segments % tiles.together:
-        assert sums is None
-        return
+@pytest.mark.parametrize("blocks", [1, 2, 132])
+def test_sums_belong_to_segments(images, size, segments, blocks):
+    x, weight = random(images, 8, *size).bfloat16(), random(16, 8, 3, 3, seed=1)
+    y = torch.empty_like(x[:, :1].expand(-1, 16, -1, -1), memory_format=torch.channels_last)
+    sums = cuda_conv.convolve(x, weight, y, backward=False, segments=segments, most=blocks)
+    assert sums is not None
     for part, own in zip(y.double().chunk(segments), sums.double().chunk(segments), strict=True):
         near(own.sum(0), torch.stack([part.sum((0, 2, 3)), part.square().sum((0, 2, 3))]), 1e-5)
+
+
+@pytest.mark.parametrize("size", [(9, 10), (4, 4), (7, 40)])
+def test_results_do_not_depend_on_the_number_of_blocks(size, monkeypatch):
+    monkeypatch.setattr(nvrtc, "processors", lambda device: 1)  # tiles are as large as can be
+    x, weight = random(20, 8, *size).bfloat16(), random(16, 8, 3, 3, seed=1)
+    found = []
+    for blocks in (1, 3):
+        y = torch.empty_like(x[:, :1].expand(-1, 16, -1, -1), memory_format=torch.channels_last)
+        found.append((y, cuda_conv.convolve(x, weight, y, backward=False, segments=5, most=blocks)))
+    near(found[0][0], F.conv2d(x.double(), weight.bfloat16().double(), padding=1), 2**-8)
+    assert torch.equal(found[0][0], found[1][0])
+    assert len(found[0][1]) > 3  # tiles
+    assert torch.equal(found[0][1], found[1][1])
 
 
 @pytest.fixture
@@ -132,8 +152,8 @@ class TestTrial:
     def test_kernels_that_are_wrong_are_not_used(self, monkeypatch):
         own, own_settle = cuda_conv.convolve, cuda_norm.settle
 
-        def wrong(x, weight, y, backward, segments):
-            sums = own(x, weight, y, backward, segments)
+        def wrong(x, weight, y, backward, segments, most):
+            sums = own(x, weight, y, backward, segments, most)
             y[0, :, 0, 0] += 3
             return sums
 
@@ -266,16 +286,50 @@ def test_two_gradients_of_segments_are_added_up(segments, shortcut, relu):
 # ---------------------------------------------------------------- tiles
 
 
-def test_tiles_hold_every_pixel_and_fit_in_memory():
-    for images in (1, 10, 220):
-        for height, width in [(1, 1), (4, 4), (8, 8), (16, 16), (28, 28), (32, 32), (84, 84), (5, 256), (300, 200)]:
-            for channels in (8, 24, 40, 48):
-                tiles = cuda_conv.cut(images, height, width, channels, wanted=132)
-                if tiles is None:  # not even three lines of the image fit
-                    assert 3 * (width + 2) * channels * 2 > cuda_conv.MOST_SHARED // 2
-                    continue
-                assert tiles.rows * tiles.together * width <= 64 * tiles.warps
-                assert tiles.together == 1 or tiles.rows == height
-                assert tiles.number == -(-images // tiles.together) * -(-height // tiles.rows)
-                assert cuda_conv.bordered(tiles.rows, tiles.together, width, channels) <= cuda_conv.MOST_SHARED // 2
-    assert cuda_conv.cut(1, 1, 10_000, 24, wanted=1) is None
+SIZES = [(1, 1), (4, 4), (8, 8), (16, 16), (28, 28), (32, 32), (42, 42), (84, 84), (5, 256), (300, 200)]
+
+
+@pytest.mark.parametrize("channels", [8, 24, 40, 48])
+@pytest.mark.parametrize("images", [1, 10, 220])
+def test_tiles_hold_every_pixel_and_fit_in_memory(images, channels):
+    for height, width in SIZES:
+        small = cuda_conv.cut(images, height, width, channels)
+        if small is None:  # not even three lines of the image fit
+            assert 3 * (width + 2) * channels * 2 > cuda_conv.GRADIENT_TILE
+            continue
+        for most in (None, 2):
+            planned = cuda_conv.plan((images, channels, height, width), channels, images, 132, ROOM, most)
+            tiles, blocks, warps, shared = planned
+            assert 1 <= blocks <= min(tiles.number, most or 16 * 132)
+            buffers = 1 if blocks == tiles.number else 2
+            weights = 3 * channels * (3 * channels // 16 * 16 + 8) * 2
+            pixels = cuda_conv.bordered(tiles.rows, tiles.together, width, channels)
+            assert weights + buffers * pixels < shared <= ROOM[0]
+            assert -(-blocks // 132) * (shared + 1024) <= ROOM[1]
+            assert 1 <= warps <= 8
+            holds(tiles, images, height)
+        holds(small, images, height)
+        assert small.rows * small.together * width <= cuda_conv.GRADIENT_PIXELS
+        assert cuda_conv.bordered(small.rows, small.together, width, channels) <= cuda_conv.GRADIENT_TILE
+    assert cuda_conv.cut(1, 1, 10_000, 24) is None
+    assert cuda_conv.plan((1, 24, 1, 10_000), 24, 1, 132, ROOM) is None
+
+
+def holds(tiles, images, height):
+    assert tiles.together == 1 or tiles.rows == height
+    assert tiles.number == -(-images // tiles.together) * -(-height // tiles.rows)
+
+
+@pytest.mark.parametrize("inner", [8, 24, 40, 48])
+@pytest.mark.parametrize("outer", [8, 24, 40, 48])
+def test_a_block_has_several_tiles_in_the_trial(inner, outer):
+    for processors in (16, 132):
+        planned = cuda_conv.plan((5, inner, 9, 10), outer, 5, processors, ROOM, 1)
+        assert planned.tiles.number > 2
+    assert cuda_conv.cut(5, 9, 10, max(inner, outer)).number > 2
+
+
+def test_tiles_of_a_segment_hold_its_images_only():
+    for segments in (1, 2, 11, 20, 220):
+        tiles = cuda_conv.plan((220, 24, 4, 4), 24, 220 // segments, 4, ROOM).tiles
+        assert segments == 1 or 220 // segments % tiles.together == 0
