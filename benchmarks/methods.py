@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import time
@@ -95,7 +96,8 @@ def main() -> None:
         verdict = "" if limit is None else f"{limit:>8g}{'  met' if ratio <= limit else '  MISSED'}"
         print(f"{method:<12}{1000 * seconds:>12.1f}{ratio:>8.2f}{verdict}")
     if given.json:
-        machine = {"machine": platform.platform(), "processor": platform.processor(), "torch": torch.__version__}
+        name = torch.cuda.get_device_name() if given.device.startswith("cuda") else platform.machine()
+        machine = {"machine": f"{name}, {os.cpu_count()} cores", "torch": torch.__version__}
         setting = {"device": given.device, "precision": given.precision, "threads": given.threads}
         figures = {m: {"milliseconds": 1000 * s, "times_er": s / times["er"]} for m, s in times.items()}
         given.json.write_text(json.dumps(machine | setting | {"methods": figures}, indent=2) + "\n")
