@@ -505,7 +505,8 @@ def test_results_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(here) == 1
 
 
-def test_an_accuracy_that_is_not_known_is_no_zero(store: Store) -> None:
+def test_an_accuracy_that_is_not_known_is_no_zero(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # a narrow terminal wraps the table
     template = made_up(0)
     for values in template.by_classifier.values():
         values["average_accuracy"] = None
@@ -517,7 +518,8 @@ def test_an_accuracy_that_is_not_known_is_no_zero(store: Store) -> None:
     assert ": ncm –, softmax –," in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_runs_that_measured_other_classifiers_stand_together(store: Store) -> None:
+def test_runs_that_measured_other_classifiers_stand_together(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     whole, other = made_up(0, 0.25), made_up(1, 0.75)
     store.add(whole)
     store.add(dataclasses.replace(other, by_classifier={"softmax": other.by_classifier["softmax"]}))
