@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from scrlearn.data import Dataset, default_tasks, load
 from scrlearn.errors import InputError, suggest
 from scrlearn.evaluation import Interval, interval
+from scrlearn.experiments.claims import Claims
 from scrlearn.experiments.config import RunConfig
 from scrlearn.experiments.identity import canonical_json, digest, identity
 from scrlearn.experiments.record import Moment
@@ -249,6 +250,9 @@ def tune(
     dataset = config.prepare(dataset)
     book = Book(Path(study), config, space, numbers, sampler_seed, prune)
     watcher = watcher or Nobody()
+    claims, mine = Claims(book.path.parent), f".{book.path.name}-{book.name}"
+    if not claims.take(mine):
+        raise InputError(f'Another process works on this search in "{book.path}". Wait for it, or use another file.')
     for trial in book.trials():
         watcher.ended(trial)
     try:
@@ -262,6 +266,8 @@ def tune(
     except KeyboardInterrupt as error:
         done = len(book.trials())
         raise SearchStopped(f"Stopped after {done} of {trials} trials. The same command goes on from here.") from error
+    finally:
+        claims.give_back(mine)
     return Search(config, space, tuple(book.trials()), book.path)
 
 
@@ -387,7 +393,8 @@ class Book:
             "sampler_seed": sampler_seed,
             "prune": prune,
         }
-        self.study = self._open(f"{config.method} on {config.dataset}, {digest(about)[:12]}")
+        self.name = digest(about)[:12]
+        self.study = self._open(f"{config.method} on {config.dataset}, {self.name}")
         self.study.set_user_attr("about", canonical_json(about))
 
     def _open(self, name: str) -> Any:

@@ -237,6 +237,24 @@ def test_a_trial_that_fails_ends_the_search_and_is_tried_again(measured, tmp_pat
     assert len(search(tmp_path, trials=3).trials) == 3
 
 
+def test_two_at_once_on_one_search_are_refused(measured, tmp_path, monkeypatch):
+    real = module.run_seeds
+
+    def meanwhile(config, seeds, **how):
+        with pytest.raises(InputError, match="Another process works on this search"):
+            search(tmp_path, trials=9)
+        assert len(search(tmp_path, trials=1, sampler_seed=7).trials) == 1  # another search in the same file
+        return real(config, seeds, **how)
+
+    def once(*given, **how):
+        monkeypatch.setattr(module, "run_seeds", real)
+        return meanwhile(*given, **how)
+
+    monkeypatch.setattr(module, "run_seeds", once)
+    assert len(search(tmp_path, trials=2).trials) == 2
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".lock"] == []
+
+
 def test_who_watches_is_told_of_every_trial(measured, tmp_path):
     class Watching(Nobody):
         def __init__(self):
