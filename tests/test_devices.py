@@ -34,3 +34,21 @@ def test_the_nearest_precision(there, monkeypatch):
         assert nearest_precision("fp32", device) == "fp32"
     assert nearest_precision("tf32", torch.device("cuda")) == "tf32"
     assert nearest_precision("tf32", CPU) == "fp32"
+
+
+def test_a_card_is_woken_beside_other_work(monkeypatch):
+    begun = []
+
+    class Fake:
+        def __init__(self, target, args, kwargs, daemon):
+            self.call = target, args, kwargs, daemon
+
+        def start(self):
+            begun.append(self.call)
+
+    monkeypatch.setattr(devices.threading, "Thread", Fake)
+    devices.wake("cpu")
+    assert begun == []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    devices.wake("auto")
+    assert begun == [(torch.zeros, (1,), {"device": torch.device("cuda")}, True)]
