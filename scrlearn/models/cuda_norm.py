@@ -39,7 +39,7 @@ def statistics(
     channels = x.shape[1]
     rows = x.numel() // channels // segments
     blocks = segments * _blocks(rows, channels, segments, x.get_device())
-    partial, saved = _floats(x, blocks * 2 * channels), _floats(x, segments * 4 * channels)
+    partial, saved = floats(x, blocks * 2 * channels), floats(x, segments * 4 * channels)
     kernel = nvrtc.kernel(SOURCE, f"statistics<{channels}>", x.get_device())
     told = (weight, bias, mean, var, saved, rows, segments, momentum, eps)
     kernel(blocks, THREADS, 0, (x, partial, counter, *told))
@@ -59,7 +59,7 @@ def settle(
 ) -> Tensor:
     """The same from sums that a convolution has made: parts × 2 × channels; `rows` are those of a segment."""
     channels = len(weight)
-    saved = _floats(sums, segments * 4 * channels)
+    saved = floats(sums, segments * 4 * channels)
     kernel = nvrtc.kernel(SOURCE, f"settle<{channels}>", sums.get_device())
     told = (weight, bias, mean, var, saved, rows, segments, momentum, eps)
     kernel(channels // 8, THREADS, 0, (sums, len(sums) // segments, *told))
@@ -84,8 +84,8 @@ def backward_sums(
     channels = x.shape[1]
     rows = x.numel() // channels // segments
     blocks = segments * _blocks(rows, channels, segments, x.get_device())
-    partial, coefficients = _floats(x, blocks * 2 * channels), _floats(x, segments * 2 * channels)
-    d_weight, d_bias = _floats(x, channels), _floats(x, channels)
+    partial, coefficients = floats(x, blocks * 2 * channels), floats(x, segments * 2 * channels)
+    d_weight, d_bias = floats(x, channels), floats(x, channels)
     name = f"backward_sums<{channels}, {_word(shortcut)}, {_word(relu)}, {_word(also is not None)}>"
     kernel = nvrtc.kernel(SOURCE, name, x.get_device())
     read = (dy, dy if also is None else also, y, x)
@@ -130,7 +130,8 @@ def _blocks(rows: int, channels: int, segments: int, device: int) -> int:
     return max(1, min(2 * nvrtc.processors(device) // segments, -(-rows // (2 * turn))))
 
 
-def _floats(like: Tensor, size: int) -> Tensor:
+def floats(like: Tensor, size: int) -> Tensor:
+    """Room for so many numbers, where another tensor is."""
     return torch.empty(size, dtype=torch.float32, device=like.device)
 
 

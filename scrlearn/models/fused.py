@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from scrlearn.models import cuda_norm
+from scrlearn.models.cuda_norm import floats
 
 TILE = 4096
 WHOLE_ROWS = 2560
@@ -369,7 +370,7 @@ class _BatchNorm(torch.autograd.Function):
         form = {"channels": channels, "has_residual": has_residual, "relu": relu}
         if rows <= (MORE_ROWS if channels >= MANY_CHANNELS else WHOLE_ROWS):
             grid, shape = _whole(rows, channels)
-            saved = _floats(x, segments * 4 * channels)
+            saved = floats(x, segments * 4 * channels)
             told = (weight, bias, running_mean, running_var, saved, rows, momentum, eps)
             _whole_forward[grid](x, added, y, *told, segments=segments, **form, **shape)
         else:
@@ -414,7 +415,7 @@ def _learned(x, counter, weight, bias, running_mean, running_var, momentum, eps,
         if sums is not None:
             return cuda_norm.settle(sums, rows, *told, momentum, eps, segments)
         return cuda_norm.statistics(x, counter, *told, momentum, eps, segments)
-    saved = _floats(x, segments * 4 * channels)
+    saved = floats(x, segments * 4 * channels)
     told = (*told, saved, rows, momentum, eps)
     form = {"channels": channels, "segments": segments}
     if sums is not None:
@@ -422,7 +423,7 @@ def _learned(x, counter, weight, bias, running_mean, running_var, momentum, eps,
         _settle[grid](sums, len(sums) // segments, *told, block=WHOLE_CHANNELS, num_warps=8, **form)
     else:
         programs, shape = _reduction(rows, channels, segments)
-        partial = _floats(x, segments * programs * 2 * channels)
+        partial = floats(x, segments * programs * 2 * channels)
         _statistics[(programs, segments)](x, partial, counter, *told, programs, **form, **shape)
     return saved
 
@@ -437,17 +438,16 @@ def _summed_back(both, y, x, counter, weight, saved, segments, form):
     channels = x.shape[1]
     rows = x.numel() // channels // segments
     programs, shape = _reduction(rows, channels, segments)
-    partial, coefficients = _floats(x, segments * programs * 2 * channels), _floats(x, segments * 2 * channels)
+    partial, coefficients = (
+        floats(x, segments * programs * 2 * channels),
+        floats(x, segments * 2 * channels),
+    )
     d_weight, d_bias = torch.empty_like(weight), torch.empty_like(weight)
     _backward_sums[(programs, segments)](
         *both, y, x, partial, counter, saved, d_weight, d_bias, coefficients, rows, programs,
         segments=segments, **form, **shape,
     )  # fmt: skip
     return d_weight, d_bias, coefficients
-
-
-def _floats(like: Tensor, size: int) -> Tensor:
-    return torch.empty(size, dtype=torch.float32, device=like.device)
 
 
 def _whole(rows: int, channels: int) -> tuple[tuple[int], dict[str, int]]:
