@@ -28,34 +28,40 @@ from scrlearn.models import ReducedResNet18
 CLASSES, BATCH = 100, 10
 
 
-def made_up(images: int) -> Dataset:
+def made_up(images: int, size: int) -> Dataset:
     generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (images, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    pixels = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8, generator=generator)
     labels = torch.arange(images) % CLASSES
     names = tuple(map(str, range(CLASSES)))
     return Dataset("made up", ArrayImages(pixels, labels), ArrayImages(pixels[:100], labels[:100]), names)
 
 
-def learner(seed: int, memory: int, precision: str, method: str = "scr") -> Learner:
+def learner(seed: int, memory: int, precision: str, method: str = "scr", size: int = 32) -> Learner:
     return make_learner(
-        method, image_shape=(3, 32, 32), memory_size=memory, device="cuda", precision=precision, seed=seed
+        method, image_shape=(3, size, size), memory_size=memory, device="cuda", precision=precision, seed=seed
     )
 
 
-def graph_steps(seeds: int, memory: int, precision: str, steps: int, method: str = "scr") -> float:
-    """Seconds per step and seed with so many seeds side by side."""
+def full_lanes(seeds: int, memory: int, precision: str, steps: int, method: str = "scr", size: int = 32) -> list[Lane]:
+    """So many learners with full memories and recorded steps, and so many steps before them."""
     filling = memory // BATCH + 20
-    dataset = made_up((filling + steps) * BATCH)
+    dataset = made_up((filling + steps + TURN) * BATCH, size)
     pixels = dataset.train.images.cuda()
     lanes = []
     for seed in range(seeds):
         stream = class_incremental(dataset, tasks=1, seed=seed, batch_size=BATCH)
-        lane = Lane(learner(seed, memory, precision, method), stream, pixels)
+        lane = Lane(learner(seed, memory, precision, method, size), stream, pixels)
         lane.order.copy_(stream.order(stream.tasks[0]))
         lanes.append(lane)
     torch.cuda.synchronize()
-    for _ in range(filling // TURN):
+    for _ in range(-(-filling // TURN)):
         turns(lanes)
+    return lanes
+
+
+def graph_steps(seeds: int, memory: int, precision: str, steps: int, method: str = "scr", size: int = 32) -> float:
+    """Seconds per step and seed with so many seeds side by side."""
+    lanes = full_lanes(seeds, memory, precision, steps, method, size)
     return timed(lambda: turns(lanes), steps // TURN) / TURN / seeds
 
 
