@@ -16,7 +16,7 @@ INVERSE_TEMPERATURES = 0.1, 1e6  # cosines are rounded to about 1e-7
 
 
 class SoftmaxHead(nn.Module):
-    """A linear layer whose classes appear as they are met.
+    """A layer whose classes appear as they are met: linear, or by directions alone.
 
     Rows are kept ready ahead of use, in a capacity that doubles; a class that has not been met has the score
     ``-inf``, so it is neither predicted nor trained as a negative. Each row starts from values that depend on the
@@ -31,6 +31,10 @@ class SoftmaxHead(nn.Module):
     ahead
         Classes that count as met from the start ("classes ahead of time"): the released code of the paper gives all
         classes of the data set here, so that classes still to come are trained as negatives.
+    temperature
+        Above 0, scores are the cosines of features and weights divided by this, so that no class is preferred for the
+        length of its weights (Hou et al., "Learning a Unified Classifier Incrementally via Rebalancing", CVPR 2019);
+        the bias then plays no part. 0: a linear layer.
 
     Examples
     --------
@@ -42,9 +46,9 @@ class SoftmaxHead(nn.Module):
 
     active: Tensor
 
-    def __init__(self, features: int, seed: int = 0, ahead: int = 0) -> None:
+    def __init__(self, features: int, seed: int = 0, ahead: int = 0, temperature: float = 0.0) -> None:
         super().__init__()
-        self.features, self.seed = features, seed
+        self.features, self.seed, self.temperature = features, seed, temperature
         self.weight = nn.Parameter(torch.empty(0, features))
         self.bias = nn.Parameter(torch.empty(0))
         self.register_buffer("active", torch.zeros(0, dtype=torch.bool))
@@ -79,7 +83,11 @@ class SoftmaxHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Scores of all classes, ``-inf`` for those not met."""
-        return F.linear(features, self.weight, self.bias).masked_fill(~self.active, -torch.inf)
+        if self.temperature:
+            scores = F.linear(F.normalize(features, dim=1), F.normalize(self.weight, dim=1)) / self.temperature
+        else:
+            scores = F.linear(features, self.weight, self.bias)
+        return scores.masked_fill(~self.active, -torch.inf)
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,9 @@ def run(
         float, typer.Option(help="Test on this share of the training images, held out, instead of the test images.")
     ] = 0.0,
     first_tasks: Annotated[int | None, typer.Option(min=1, help="End after this many tasks. (default: all)")] = None,
+    split: Annotated[
+        str, typer.Option(help="Training and test images: given, or shuffled anew, once for all seeds.")
+    ] = "given",
     review: Annotated[
         bool | None, typer.Option("--review/--no-review", help="Review the memory after each task.")
     ] = None,
@@ -228,6 +231,7 @@ def run(
         classes_ahead=classes_ahead,
         engine=engine,
         holdout=holdout,
+        split=split,
         first_tasks=first_tasks,
     )
     how = {

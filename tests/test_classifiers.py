@@ -154,3 +154,20 @@ def test_classes_ahead_are_trained_as_negatives_from_the_start(ahead, capacity):
     cross_entropy_loss(head(torch.randn(4, 3)), torch.zeros(4, dtype=torch.int64)).backward()
     trained = head.bias.grad.nonzero().flatten().tolist()
     assert trained == (list(range(ahead)) if ahead > 1 else [])
+
+
+@pytest.mark.parametrize("length", [1.0, 7.0])
+def test_a_head_of_directions_knows_no_lengths_and_no_bias(length):
+    head = SoftmaxHead(6, seed=3, temperature=0.2)
+    head.meet(torch.tensor([1, 4]))
+    features = drawn(8, 6, 0).float()
+    scores = head(features * length)
+    for row, x in zip(scores.tolist(), features, strict=True):
+        for label in (1, 4):
+            w = head.weight[label]
+            assert row[label] == pytest.approx(float((x @ w / (x.norm() * w.norm())).detach()) / 0.2, rel=1e-5)
+        assert sum(map(np.isfinite, row)) == 2
+    with torch.no_grad():
+        head.weight[1] *= 5
+        head.bias += 1
+    torch.testing.assert_close(head(features), scores)

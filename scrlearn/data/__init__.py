@@ -16,7 +16,7 @@ from scrlearn.data import cifar, digits, folder, mini_imagenet
 from scrlearn.data.base import ArrayImages, Dataset, ImageSet, Source
 from scrlearn.data.check import Report, check_source
 from scrlearn.data.folder import FolderImages
-from scrlearn.data.holdout import holdout
+from scrlearn.data.holdout import holdout, shuffled_split
 from scrlearn.data.streams import DEFAULT_TASKS, Stream, Task, class_incremental, default_tasks
 from scrlearn.errors import InputError, suggest
 
@@ -39,6 +39,7 @@ __all__ = [
     "download",
     "holdout",
     "load",
+    "shuffled_split",
 ]
 
 SOURCES: dict[str, Source] = {

@@ -182,6 +182,8 @@ class Dataset:
         One name per class.
     held_out
         The share of the training images that stand in for the test images; 0: these are the real ones. See `holdout`.
+    split
+        "given": training and test images are those that came as such; "shuffled": drawn anew. See `shuffled_split`.
 
     Example
     -------
@@ -196,6 +198,7 @@ class Dataset:
     test: ImageSet
     class_names: tuple[str, ...]
     held_out: float = 0.0
+    split: str = "given"
 
     def __post_init__(self) -> None:
         """Refuse sets that do not belong together."""

@@ -1,11 +1,13 @@
-"""Held-out training images in place of the test images: for choosing settings without looking at the test."""
+"""Other test images than those that came with a data set: held-out training images, or a split drawn anew."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import torch
 from torch import Tensor
 
-from scrlearn.data.base import Dataset, select
+from scrlearn.data.base import ArrayImages, Dataset, select
 from scrlearn.errors import DataError, InputError
 from scrlearn.randomness import generator
 
@@ -48,7 +50,49 @@ def holdout(dataset: Dataset, share: float = 0.1, seed: int = 0) -> Dataset:
     kept[torch.cat(chosen)] = False
     train, test = kept.nonzero().flatten(), (~kept).nonzero().flatten()
     sets = [select(dataset.train, indices) for indices in (train, test)]
-    return Dataset(dataset.name, sets[0], sets[1], dataset.class_names, held_out=share)
+    return dataclasses.replace(dataset, train=sets[0], test=sets[1], held_out=share)
+
+
+def shuffled_split(dataset: Dataset, seed: int = 0) -> Dataset:
+    """The data set with its training and test images drawn anew: of each class as many as before, at random.
+
+    For data whose published figures have such a split: the released code of the paper draws 100 of the 600 images of
+    each class of Mini-ImageNet to test on, once for all runs. Test images that were chosen otherwise (the last files of
+    each class, say) can be harder or easier.
+
+    Parameters
+    ----------
+    dataset
+        The data set, in memory.
+    seed
+        Chooses the images; other things that are left to chance do not change them.
+
+    Raises
+    ------
+    InputError
+        The images are read from disk as they come.
+
+    Example
+    -------
+    >>> from scrlearn.data import load
+    >>> digits = load("digits")
+    >>> anew = shuffled_split(digits)
+    >>> len(anew.train) == len(digits.train), anew.test.labels.bincount().equal(digits.test.labels.bincount())
+    (True, True)
+    """
+    train, test = dataset.train, dataset.test
+    if not isinstance(train, ArrayImages) or not isinstance(test, ArrayImages):
+        raise InputError(
+            f'"{dataset.name}" is read from disk as it comes: move files between train/ and test/ instead.'
+        )
+    images, labels = torch.cat([train.images, test.images]), torch.cat([train.labels, test.labels])
+    for_test = torch.zeros(len(labels), dtype=torch.bool)
+    for label in range(dataset.num_classes):
+        members = (labels == label).nonzero().flatten()
+        order = torch.randperm(len(members), generator=generator(seed, "split", label))
+        for_test[members[order[: int((test.labels == label).sum())]]] = True
+    sets = [ArrayImages(images[chosen], labels[chosen]) for chosen in (~for_test, for_test)]
+    return dataclasses.replace(dataset, train=sets[0], test=sets[1], split="shuffled")
 
 
 def _choose(dataset: Dataset, labels: Tensor, label: int, share: float, seed: int) -> Tensor:

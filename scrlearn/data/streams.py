@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -145,12 +146,11 @@ class Stream:
         classes = sum(len(task.classes) for task in self.tasks[:tasks])
         train, train_place = _only(self.train_labels < classes)
         test, test_place = _only(self.test_labels < classes)
-        dataset = Dataset(
-            self.dataset.name,
-            select(self.dataset.train, train, self.train_labels[train]),
-            select(self.dataset.test, test, self.test_labels[test]),
-            self.class_names[:classes],
-            self.dataset.held_out,
+        dataset = dataclasses.replace(
+            self.dataset,
+            train=select(self.dataset.train, train, self.train_labels[train]),
+            test=select(self.dataset.test, test, self.test_labels[test]),
+            class_names=self.class_names[:classes],
         )
         kept = [
             Task(

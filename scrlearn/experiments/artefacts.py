@@ -44,7 +44,7 @@ def memory_map(learner: Learner) -> Arrays:
 
     No rows where there is nothing to draw: the memory is empty, or the encoder has diverged.
     """
-    from scrlearn.experiments.plots import _two_dimensions  # matplotlib takes a second to load
+    from scrlearn.experiments.plots import two_dimensions  # matplotlib takes a second to load
 
     images, labels = learner.memory.contents()
     kept = np.arange(len(labels))
@@ -54,7 +54,7 @@ def memory_map(learner: Learner) -> Arrays:
     if not np.isfinite(embeddings).all():
         warnings.warn("The encoder has diverged (NaN features), so that its memory cannot be drawn.", stacklevel=2)
         embeddings, kept = embeddings[:0], kept[:0]
-    places, _ = _two_dimensions(embeddings, learner.seed)
+    places, _ = two_dimensions(embeddings, learner.seed)
     return {"places": places.astype(np.float32), "labels": labels.cpu().numpy()[kept].astype(np.int32)}
 
 

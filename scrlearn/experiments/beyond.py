@@ -30,6 +30,21 @@ IN_TABLE = ("scr", "scr+", "scr+ one step")
 STUDIES = (("cifar100", 2000), ("cifar10", 500))
 
 
+def variant(name: str, dataset: str, memory_size: int, seed: int = 0, **settings: Any) -> RunConfig:
+    """A line of `VARIANTS` in a cell of Table 1, on the same images as the paper's methods.
+
+    >>> variant("scr+ one step", "cifar10", 500).options
+    {'updates_per_batch': 1}
+    """
+    method, options = VARIANTS[name]
+    common = {"dataset": dataset, "memory_size": memory_size, "seed": seed, "split": _split(dataset), **settings}
+    return RunConfig(method=method, options=options, **common)
+
+
+def _split(dataset: str) -> str:
+    return DATASETS[dataset].split if dataset in DATASETS else "given"
+
+
 def parts_of(method: str = "scr+") -> dict[str, dict[str, Any]]:
     """The parts of a preset: what it adds to the method it was built from, by name, with their options.
 
@@ -68,7 +83,7 @@ def ablations_of(
     (14, {'mirror': True}, {'mirror': False})
     """
     base = BASES.get(method, method)
-    common = {"dataset": dataset, "memory_size": memory_size, "seed": seed, **settings}
+    common = {"dataset": dataset, "memory_size": memory_size, "seed": seed, "split": _split(dataset), **settings}
     runs = {base: RunConfig(method=base, **common)}
     parts, usual = parts_of(method), _options(base)
     for name, options in parts.items():
@@ -152,5 +167,4 @@ def _cell(target: str, dataset: str, size: int, seed: int, common: dict[str, Any
     if target == "beyond-ablations":
         return list(ablations_of("scr+", dataset, size, seed, **common).values())
     names = IN_TABLE if target == "beyond" else ("scr+ wide",)
-    here = {"dataset": dataset, "memory_size": size, "seed": seed, **common}
-    return [RunConfig(method=method, options=options, **here) for method, options in map(VARIANTS.__getitem__, names)]
+    return [variant(name, dataset, size, seed, **common) for name in names]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from scrlearn.data import Dataset, Stream, class_incremental, default_tasks, holdout
+from scrlearn.data import Dataset, Stream, class_incremental, default_tasks, holdout, shuffled_split
 from scrlearn.data.streams import Order
 from scrlearn.devices import PRECISIONS
 from scrlearn.errors import InputError, suggest
@@ -16,6 +16,7 @@ from scrlearn.learners import Learner, find_method, make_learner
 from scrlearn.learners.methods import NEED_HEAD
 
 ENGINES = ("auto", "eager", "graph")
+SPLITS = ("given", "shuffled")
 # given as fields of their own, so that nobody has to guess which of two values counted
 _FIELDS_NOT_OPTIONS = ("memory_size", "classifier", "precision", "device", "seed", "image_shape", "encoder")
 
@@ -58,6 +59,9 @@ class RunConfig:
         settings without looking at the test. Which images does not depend on the seed.
     first_tasks
         Only so many tasks of the stream, as if it ended there; None: all.
+    split
+        "given": training and test images as they came; "shuffled": drawn anew, the same for every seed, as the paper's
+        released code does with Mini-ImageNet (see `scrlearn.data.shuffled_split`).
 
     Example
     -------
@@ -86,6 +90,7 @@ class RunConfig:
     engine: str = "auto"
     holdout: float = 0.0
     first_tasks: int | None = None
+    split: str = "given"
 
     def __post_init__(self) -> None:
         """Refuse what can be told to be wrong without any data."""
@@ -94,6 +99,8 @@ class RunConfig:
             raise InputError(f'There is no engine "{self.engine}".{suggest(self.engine, ENGINES)}')
         if self.precision not in PRECISIONS:
             raise InputError(f'There is no precision "{self.precision}".{suggest(self.precision, PRECISIONS)}')
+        if self.split not in SPLITS:
+            raise InputError(f'There is no split "{self.split}".{suggest(self.split, SPLITS)}')
         if not 0 <= self.holdout < 1:
             raise InputError(f"holdout is {self.holdout}; expected a share from 0 to below 1, such as 0.1.")
         if self.first_tasks is not None and self.first_tasks < 1:
@@ -132,7 +139,11 @@ class RunConfig:
         return [f"{name} {theirs[name]!r} there, {mine[name]!r} here" for name in mine if mine[name] != theirs[name]]
 
     def prepare(self, dataset: Dataset) -> Dataset:
-        """The data set with the images held out that this configuration asks for, unless they are already."""
+        """The data set with the split and the held-out images that this configuration asks for."""
+        if self.split == "shuffled" and dataset.split == "given":
+            dataset = shuffled_split(dataset)
+        if self.split != dataset.split:
+            raise InputError(f'The images of "{dataset.name}" were drawn anew already; give it as it was loaded.')
         return holdout(dataset, self.holdout) if self.holdout and dataset.held_out != self.holdout else dataset
 
     def make_stream(self, dataset: Dataset) -> Stream:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 
-from scrlearn.data import ArrayImages, Dataset, load
+from scrlearn.data import ArrayImages, Dataset, load, shuffled_split
 from scrlearn.devices import resolve_device
 from scrlearn.engine import most_side_by_side, why_not_graph
 from scrlearn.errors import CheckpointError
@@ -100,7 +100,7 @@ def clear() -> None:
 
 def _together(jobs: Sequence[Job], surroundings: Surroundings, watch: Watch) -> list[Outcome]:
     configs, folders = [job.config for job in jobs], [job.folder for job in jobs]
-    dataset = _dataset(configs[0].dataset, surroundings.data_root, surroundings.download, configs[0].image_size)
+    dataset = _dataset(configs[0], surroundings)
 
     def run(overwrite: bool) -> list[Result]:
         return run_together(
@@ -124,9 +124,14 @@ def _together(jobs: Sequence[Job], surroundings: Surroundings, watch: Watch) -> 
     return [Outcome(job, one, collect(job.folder, job.artefacts)) for job, one in zip(jobs, results, strict=True)]
 
 
+def _dataset(config: RunConfig, where: Surroundings) -> Dataset:
+    return _loaded(config.dataset, where.data_root, where.download, config.image_size, config.split)
+
+
 @lru_cache(maxsize=1)  # runs come data set by data set
-def _dataset(name: str, root: Path | None, download: bool, image_size: int | None) -> Dataset:
-    return load(name, root, download=download, image_size=image_size, progress=False)
+def _loaded(name: str, root: Path | None, download: bool, image_size: int | None, split: str) -> Dataset:
+    dataset = load(name, root, download=download, image_size=image_size, progress=False)
+    return shuffled_split(dataset) if split == "shuffled" else dataset
 
 
 def _line(error: BaseException) -> str:
@@ -185,9 +190,7 @@ class LocalDevice:
             return 1.0  # offline: works on alone for long after the stream
         family = family_key(config)
         if family not in self._shares:
-            where = self.surroundings
-            dataset = _dataset(config.dataset, where.data_root, where.download, config.image_size)
-            self._shares[family] = 1 / self._room(config, dataset)
+            self._shares[family] = 1 / self._room(config, _dataset(config, self.surroundings))
         return self._shares[family]
 
     def _room(self, config: RunConfig, dataset: Dataset) -> int:
@@ -199,7 +202,7 @@ class LocalDevice:
 
 def _kind(config: RunConfig) -> tuple[object, ...]:
     """What runs side by side must have in common."""
-    return config.dataset, config.image_size, config.engine, config.device, config.method == "offline"
+    return config.dataset, config.image_size, config.split, config.engine, config.device, config.method == "offline"
 
 
 def died(exit_code: int | None) -> str:

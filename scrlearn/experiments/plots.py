@@ -680,7 +680,8 @@ def memory_tsne(
     seed: int = 0,
     *,
     title: str = "Embeddings of the memory",
-    max_points: int | None = 2000,
+    max_points: int | None = 1000,
+    iterations: int = 500,
 ) -> Figure:
     """Where the memory's images lie in the embedding space, in two dimensions; one colour and marker per class.
 
@@ -697,7 +698,10 @@ def memory_tsne(
     title
         Title of the figure.
     max_points
-        Draw at most so many images, chosen at random; None for all. t-SNE of 5,000 takes most of a minute.
+        Draw at most so many images, chosen at random; None for all. t-SNE of 1,000 takes a second, of 5,000 with twice
+        the iterations most of a minute.
+    iterations
+        Steps of t-SNE, 250 or more.
 
     References
     ----------
@@ -708,7 +712,7 @@ def memory_tsne(
     if max_points is not None and total > max_points:
         kept = np.sort(np.random.default_rng(seed).choice(total, size=max_points, replace=False))
         x, y = x[kept], y[kept]
-    places, how = _two_dimensions(x, seed)  # outside the style's lock: this is the slow part
+    places, how = two_dimensions(x, seed, iterations)  # outside the style's lock: this is the slow part
     count = f"{len(x):,}" if len(x) == total else f"{len(x):,} of {total:,}"
     return _draw_embedding(places, y, class_names, title, f"{how}; {count} image{'' if total == 1 else 's'}")
 
@@ -790,7 +794,7 @@ def _checked_embeddings(
     return x, y.astype(np.int64)
 
 
-def _two_dimensions(x: Floats, seed: int) -> tuple[Floats, str]:
+def two_dimensions(x: Floats, seed: int, iterations: int = 1000) -> tuple[Floats, str]:
     """t-SNE, or the principal plane where t-SNE has nothing to work with; and which of the two it was."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
@@ -801,7 +805,7 @@ def _two_dimensions(x: Floats, seed: int) -> tuple[Floats, str]:
         if len(x) < 5 or spread == 0.0:
             return plane, "principal components (too few different images for t-SNE)"
         start = (plane / spread * 1e-4).astype(np.float32)
-        tsne = TSNE(perplexity=min(30.0, (len(x) - 1) / 3), init=start, random_state=seed)
+        tsne = TSNE(perplexity=min(30.0, (len(x) - 1) / 3), init=start, random_state=seed, max_iter=iterations)
         return np.asarray(tsne.fit_transform(x.astype(np.float32)), dtype=np.float64), "t-SNE"
 
 

@@ -27,12 +27,14 @@ DEFAULT_SEEDS = {"table1": 10, "figures": 5, "ablations": 5}
 class Split:
     """A data set as the paper's stream: its tasks, and the memory sizes it was measured with.
 
+    `split`: training and test images as they came, or drawn anew as the released code does (`RunConfig.split`).
     `middle` is the memory of methods that never train on one: it serves their nearest-class-mean classifier alone.
     """
 
     title: str
     tasks: int
     memory: tuple[int, ...]
+    split: str = "given"
 
     @property
     def middle(self) -> int:
@@ -43,7 +45,7 @@ class Split:
 DATASETS: dict[str, Split] = {
     "cifar10": Split("CIFAR-10", 5, (200, 500, 1000)),
     "cifar100": Split("CIFAR-100", 10, (1000, 2000, 5000)),
-    "mini-imagenet": Split("Mini-ImageNet", 10, (1000, 2000, 5000)),
+    "mini-imagenet": Split("Mini-ImageNet", 10, (1000, 2000, 5000), "shuffled"),
 }
 
 # ------------------------------------------------------------------------------------------------------------ methods
@@ -274,6 +276,7 @@ def config_for(
     recipe, split = RECIPES[method], DATASETS[dataset]
     chosen: dict[str, Any] = {
         "tasks": split.tasks,
+        "split": split.split,
         "memory_size": memory_size if recipe.replays and memory_size is not None else split.middle,
         "classes_ahead": recipe.classes_ahead,
         "options": {**recipe.options, **recipe.by_dataset.get(dataset, {}), **(options or {})},

@@ -137,14 +137,15 @@ def run_together(
         wake(first.device)
         dataset = dataset or load(first.dataset, data_root, download=download, image_size=first.image_size)
     sessions: dict[int, Session] = {}
-    held: dict[float, Dataset] = {}  # runs share their images
+    held: dict[tuple[str, float], Dataset] = {}  # runs share their images
     for i, (config, folder) in enumerate(zip(configs, folders, strict=True)):
         if results[i] is None:
             assert dataset is not None
-            if config.holdout not in held:
-                held[config.holdout] = config.prepare(dataset)
+            kind = (config.split, config.holdout)
+            if kind not in held:
+                held[kind] = config.prepare(dataset)
             watch = None if progress is None else _numbered(progress, i)
-            sessions[i] = Session(config, held[config.holdout], folder, watch, checkpoint_seconds, stopwatches[i])
+            sessions[i] = Session(config, held[kind], folder, watch, checkpoint_seconds, stopwatches[i])
             sessions[i].open(resume)
     near = ImagesAtHand()
     for session in sessions.values():

@@ -53,10 +53,14 @@ class Learner:
         M: the most images kept.
     memory_batch
         Images of the memory that join each stream batch.
-    learning_rate, momentum
-        Of stochastic gradient descent.
+    learning_rate, momentum, weight_decay
+        Of stochastic gradient descent; the decay adds so much of every weight to its gradient, but for the softmax
+        head, whose classes may be still to come.
     classes_ahead
         Classes the softmax head trains from the start, before they appear; 0: the head grows as classes appear.
+    head_temperature
+        Above 0, the softmax head scores classes by the cosine of features and weights, divided by this; 0: it is a
+        linear layer.
     prototypes
         Where the nearest-class-mean classifier has its class means from: "memory", the stored images; "sdc", running
         means that follow the encoder by semantic drift compensation and need no stored image (`DriftCompensation`; two
@@ -98,7 +102,9 @@ class Learner:
         memory_batch: int = 10,
         learning_rate: float = 0.1,
         momentum: float = 0.0,
+        weight_decay: float = 0.0,
         classes_ahead: int = 0,
+        head_temperature: float = 0.0,
         prototypes: str = "auto",
         drift_width: float = 0.3,
         averaging: float = 0.0,
@@ -107,12 +113,23 @@ class Learner:
         device: str | torch.device = "auto",
         seed: int = 0,
     ) -> None:
-        self._check(classifier, memory_batch, learning_rate, momentum, averaging)
+        if classifier not in CLASSIFIERS:
+            raise InputError(f'There is no classifier "{classifier}".{suggest(classifier, CLASSIFIERS)}')
+        for name, value, good in (
+            ("memory_batch", memory_batch, memory_batch >= 1),
+            ("learning_rate", learning_rate, learning_rate > 0),
+            ("momentum", momentum, 0 <= momentum < 1),
+            ("weight_decay", weight_decay, weight_decay >= 0),
+            ("head_temperature", head_temperature, head_temperature >= 0),
+            ("averaging", averaging, 0 <= averaging < 1),
+        ):
+            if not good:
+                raise InputError(f"{name} is {value}, which is out of range.")
         _check_width(width, encoder)
         self.image_shape = image_shape
         self.classifier = classifier
         self.memory_batch = memory_batch
-        self.learning_rate, self.momentum = learning_rate, momentum
+        self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
         self.averaging, self.mirror, self.width = averaging, mirror, width
         self.device = resolve_device(device)
         self.precision = resolve_precision(precision, self.device, image_shape)
@@ -120,9 +137,10 @@ class Learner:
         self.prediction_batch = PREDICTION_BATCH.get(self.device.type, 512)
         self.generator = generator(seed, "learner", device=self.device)
         self.memory = Memory(memory_size, image_shape, self.device)
-        self.network = self._build_network(encoder, width, classes_ahead).to(self.device)
+        self.network = self._build_network(encoder, width, classes_ahead, head_temperature).to(self.device)
         self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.weights: list[Tensor] = [p for p in self.network.parameters() if p.requires_grad]
+        self._in_head = 0 if self.network.head is None else len(list(self.network.head.parameters()))  # the last ones
         self.velocity = [torch.zeros_like(w) for w in self.weights] if momentum else []
         self.average = copy.deepcopy(self.network).requires_grad_(False).eval() if averaging else None
         self.met = torch.zeros(max(16, classes_ahead), dtype=torch.bool, device=self.device)
@@ -135,20 +153,7 @@ class Learner:
         self.drift = self._build_drift(prototypes, drift_width)
         self.earlier = Teacher(self._encoder(), training=False) if self.drift is not None else None
 
-    @staticmethod
-    def _check(classifier: str, memory_batch: int, learning_rate: float, momentum: float, averaging: float) -> None:
-        if classifier not in CLASSIFIERS:
-            raise InputError(f'There is no classifier "{classifier}".{suggest(classifier, CLASSIFIERS)}')
-        for name, value, good in (
-            ("memory_batch", memory_batch, memory_batch >= 1),
-            ("learning_rate", learning_rate, learning_rate > 0),
-            ("momentum", momentum, 0 <= momentum < 1),
-            ("averaging", averaging, 0 <= averaging < 1),
-        ):
-            if not good:
-                raise InputError(f"{name} is {value}, which is out of range.")
-
-    def _build_network(self, encoder: nn.Module | None, width: int, classes_ahead: int) -> Network:
+    def _build_network(self, encoder: nn.Module | None, width: int, ahead: int, temperature: float) -> Network:
         with seeded(self.seed, "network"):
             if encoder is None:
                 encoder = ReducedResNet18(self.image_shape[0], width)
@@ -159,7 +164,7 @@ class Learner:
             projection = projection_head(self.projection, features) if self.projection else None
         if self.device.type == "cuda" and isinstance(encoder, ReducedResNet18):
             encoder.pad_channels(8)  # tensor cores take channels by eights
-        head = SoftmaxHead(features, derived_seed(self.seed, "head"), classes_ahead) if self.has_head else None
+        head = SoftmaxHead(features, derived_seed(self.seed, "head"), ahead, temperature) if self.has_head else None
         return Network(encoder, projection, head, bf16=self.precision == "bf16")
 
     def _build_drift(self, prototypes: str, width: float) -> DriftCompensation | None:
@@ -303,6 +308,10 @@ class Learner:
     def descend(self, gradient: list[Tensor], scale: float = 1.0) -> None:
         """One step of stochastic gradient descent, and of the averaged weights; `scale` shortens the gradient."""
         with torch.no_grad():
+            if self.weight_decay:
+                body = len(gradient) - self._in_head
+                decayed = torch._foreach_add(gradient[:body], self.weights[:body], alpha=self.weight_decay)
+                gradient = [*decayed, *gradient[body:]]
             if self.momentum:
                 torch._foreach_mul_(self.velocity, self.momentum)
                 torch._foreach_add_(self.velocity, gradient, alpha=scale)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from scrlearn.data import ArrayImages, Dataset, class_incremental, holdout, load
+from scrlearn.data import ArrayImages, Dataset, class_incremental, holdout, load, shuffled_split
 from scrlearn.data.base import SelectedImages
 from scrlearn.data.images import ImageFiles
 from scrlearn.errors import DataError, InputError
@@ -191,3 +191,62 @@ def test_what_runs_were_called_before_they_still_are():
 def test_mistakes_are_told_before_anything_is_loaded(changes, message):
     with pytest.raises(InputError, match=message):
         SHORT.replace(**changes)
+
+
+# ---------------------------------------------------------------- a split drawn anew
+
+
+def told_apart(per_class=600, test=100, classes=3):
+    """Images that carry their number in three bytes; the last ones of each class are for the test."""
+    labels = torch.arange(classes).repeat_interleave(per_class)
+    place = torch.arange(len(labels))
+    pixels = torch.stack([place % 256, place // 256, labels], 1).to(torch.uint8)[:, :, None, None]
+    for_test = place % per_class >= per_class - test
+    train, last = (ArrayImages(pixels[chosen], labels[chosen]) for chosen in (~for_test, for_test))
+    return Dataset("told apart", train, last, tuple(f"c{label}" for label in range(classes)))
+
+
+def test_a_shuffled_split_draws_as_many_of_each_class_from_all_images():
+    data = told_apart()
+    anew = shuffled_split(data)
+    assert rows(anew.train) | rows(anew.test) == rows(data.train) | rows(data.test)
+    assert not rows(anew.train) & rows(anew.test)
+    for part in ("train", "test"):
+        images = getattr(anew, part)
+        assert images.labels.bincount().equal(getattr(data, part).labels.bincount())
+        assert images.images[:, 2, 0, 0].long().equal(images.labels)
+    came_for_test = len(rows(anew.test) & rows(data.test))
+    assert 25 <= came_for_test <= 80  # 300 × 1/6 = 50, with a deviation below 6
+    assert (anew.split, data.split) == ("shuffled", "given")
+    assert (anew.name, anew.class_names) == (data.name, data.class_names)
+
+
+def test_the_split_depends_on_its_seed_alone():
+    data = told_apart()
+    first = rows(shuffled_split(data).test)
+    torch.manual_seed(9)
+    assert rows(shuffled_split(data, 0).test) == first
+    assert rows(shuffled_split(data, 1).test) != first
+
+
+def test_images_on_disk_are_not_split_anew():
+    lazy = SelectedImages(DIGITS.train, torch.arange(50))
+    with pytest.raises(InputError, match="read from disk as it comes"):
+        shuffled_split(Dataset("lazy", lazy, DIGITS.test, DIGITS.class_names))
+
+
+def test_a_run_with_a_shuffled_split_is_another_run_with_the_same_images_for_all_seeds():
+    plain = RunConfig(method="er", memory_size=50, limit=20)
+    config = plain.replace(split="shuffled")
+    assert run_key(config) != run_key(plain)
+    streams = [config.replace(seed=seed).make_stream(DIGITS) for seed in (0, 1)]
+    tested = [rows(stream.dataset.test) for stream in streams]
+    assert tested[0] == tested[1] == rows(shuffled_split(DIGITS).test) != rows(DIGITS.test)
+    assert run(config).accuracy_matrix != run(plain).accuracy_matrix
+    held = config.replace(holdout=0.2).prepare(DIGITS)
+    assert (held.split, held.held_out) == ("shuffled", 0.2)
+    assert rows(held.test) <= rows(shuffled_split(DIGITS).train)
+    with pytest.raises(InputError, match="drawn anew already"):
+        plain.make_stream(shuffled_split(DIGITS))
+    with pytest.raises(InputError, match=r'no split "shufled".*"shuffled"'):
+        plain.replace(split="shufled")

@@ -455,6 +455,7 @@ def test_without_review_the_end_of_a_task_changes_no_weight():
 
 OPTIONS = {
     "momentum": {"momentum": 0.9, "learning_rate": 0.02},
+    "weight decay": {"weight_decay": 0.01, "momentum": 0.5},
     "averaging": {"averaging": 0.9},
     "mirror": {"mirror": True},
     "updates": {"updates_per_batch": 3},
@@ -463,6 +464,7 @@ OPTIONS = {
     "review": {"review": True, "memory_size": 120, "averaging": 0.9, "momentum": 0.5},
     "separate": {"views": "separate"},
     "cross-entropy": {"classifier": "softmax", "cross_entropy_weight": 0.5},
+    "cosine head": {"classifier": "softmax", "cross_entropy_weight": 0.5, "head_temperature": 0.1},
     "aser": {"retrieve": "aser", "update": "aser"},
 }
 
@@ -492,6 +494,8 @@ def test_options_of_scr_are_resumed_bit_for_bit(name, tmp_path):
         ({"memory_batch": 0}, "memory_batch is 0"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0"),
         ({"momentum": 1.0}, "momentum is 1.0"),
+        ({"weight_decay": -0.1}, "weight_decay is -0.1"),
+        ({"head_temperature": -1.0}, "head_temperature is -1.0"),
         ({"averaging": -0.1}, "averaging is -0.1"),
         ({"updates_per_batch": 0}, "updates_per_batch is 0"),
         ({"temperature": 0.0}, "temperature is 0.0"),

@@ -185,12 +185,16 @@ def test_mirrored_features_are_the_mean_of_two(averaging):
 # ---------------------------------------------------------------- momentum
 
 
-@pytest.mark.parametrize("review", [False, True])
-def test_momentum_is_that_of_torch(review):
-    """A tenth of the gradient joins the velocity in a review; the velocity itself is not shortened."""
-    learner = make("er", memory_size=110, momentum=0.9, learning_rate=0.02, review=review)
+@pytest.mark.parametrize(("review", "decay"), [(False, 0.0), (True, 0.0), (False, 0.03)])
+def test_momentum_and_weight_decay_are_those_of_torch(review, decay):
+    """A tenth of the gradient joins the velocity in a review; the velocity itself is not shortened.
+
+    The weights of the head, the last two, do not decay: classes still to come would have other first values.
+    """
+    learner = make("er", memory_size=110, momentum=0.9, learning_rate=0.02, review=review, weight_decay=decay)
     twin = [w.detach().clone().requires_grad_() for w in learner.weights]
-    optimiser, step, scales = torch.optim.SGD(twin, lr=0.02, momentum=0.9), learner.descend, []
+    groups = [{"params": twin[:-2], "weight_decay": decay}, {"params": twin[-2:]}]
+    optimiser, step, scales = torch.optim.SGD(groups, lr=0.02, momentum=0.9), learner.descend, []
 
     def descend(gradient, scale=1.0):
         for weight, g in zip(twin, gradient, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -27,9 +28,15 @@ OFTEN = Limits(snapshot_images=10, snapshot_seconds=1e9)
 
 
 def crashed(service: Service, to: Path) -> Path:
-    """The state as a crash at this moment would leave it."""
-    shutil.copytree(service.folder.path, to)
-    return to
+    """The state as a crash at this moment would leave it: copied while no snapshot came or went."""
+    for _ in range(100):
+        before = sorted(os.listdir(service.folder.path))
+        with contextlib.suppress(shutil.Error):  # a file that went away while it was copied
+            shutil.copytree(service.folder.path, to)
+            if sorted(os.listdir(service.folder.path)) == before:
+                return to
+        shutil.rmtree(to)
+    raise AssertionError("the state never stood still")
 
 
 def flip(path: Path, place: float = 0.7) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from scrlearn.data.streams import Order
 from scrlearn.evaluation import Interval, interval
-from scrlearn.experiments.beyond import STUDIES, VARIANTS, ablations_of, parts_of
+from scrlearn.experiments.beyond import STUDIES, ablations_of, parts_of, variant
 from scrlearn.experiments.config import RunConfig
 from scrlearn.experiments.protocol import DATASETS, config_for
 from scrlearn.experiments.report.document import Block, Cell, Missing, Picture, Section, Table, Text
@@ -41,12 +41,6 @@ def sections(runs: Runs) -> list[Section]:
     return [Section("Beyond the paper", blocks), Section("The parts of scr+", _parts(runs), level=3)]
 
 
-def variant(name: str, dataset: str, size: int, order: Order = "natural") -> RunConfig:
-    """The configuration of a line of `beyond.VARIANTS` in a cell of Table 1."""
-    method, options = VARIANTS[name]
-    return RunConfig(dataset=dataset, method=method, memory_size=size, options=options, order=order)
-
-
 def gain(runs: Runs, better: RunConfig, base: RunConfig) -> Interval | None:
     """Mean difference over the seeds that both have."""
     ours, theirs = runs.values(better), runs.values(base)
@@ -68,7 +62,7 @@ def _time(runs: Runs, slower: RunConfig, base: RunConfig) -> str:
 
 def _comparison(runs: Runs, order: Order) -> list[Block]:
     cells = [(dataset, size) for dataset in DATASET_ORDER for size in DATASETS[dataset].memory]
-    there = {name: [cell for cell in cells if runs.values(variant(name, *cell, order))] for name in SHOWN}
+    there = {name: [cell for cell in cells if runs.values(variant(name, *cell, order=order))] for name in SHOWN}
     shown = [name for name in SHOWN if there[name]]
     measured = [cell for cell in cells if any(cell in there[name] for name in SHOWN if name != "scr")]
     if not measured:
@@ -85,10 +79,10 @@ def _comparison(runs: Runs, order: Order) -> list[Block]:
 
 
 def _row(runs: Runs, cell: tuple[str, int], shown: Sequence[str], order: Order) -> list[str | Cell]:
-    base = variant("scr", *cell, order)
+    base = variant("scr", *cell, order=order)
     row: list[str | Cell] = [place_text(*cell)]
     for name in shown:
-        config = variant(name, *cell, order)
+        config = variant(name, *cell, order=order)
         gained = "" if name == "scr" else difference_text(gain(runs, config, base))
         time = "" if name == "scr" else _time(runs, config, base)
         row.append(Cell((figure_text(runs.accuracy(config)), f"{gained}, time {time}" if time else gained)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scrlearn.evaluation import interval
+from scrlearn.experiments.beyond import variant
 from scrlearn.experiments.comparison import _paper, verdict
 from scrlearn.experiments.config import RunConfig
 from scrlearn.experiments.identity import describe
@@ -120,7 +121,7 @@ def headline(entries: Sequence[Entry]) -> list[Block]:
     ]
     if any(not cell.verdict for row in rows for cell in row if isinstance(cell, Cell)):
         blocks.append(Missing("SCR where it says “not yet”", command("table1", (), ["scr"])))
-    if any(not runs.values(beyond_paper.variant("scr+", *cell)) for cell in cells):
+    if any(not runs.values(variant("scr+", *cell)) for cell in cells):
         blocks.append(Missing("`scr+` where it says “not yet”", command("beyond", (), ["scr+"])))
     if lacking := [name for name in DATASETS if not runs.values(config_for("offline", name), "softmax")]:
         blocks.append(Missing("iid offline where it says “not yet”", command("table1", lacking, ["offline"])))
@@ -135,7 +136,7 @@ def _headline_row(runs: Runs, dataset: str, size: int) -> list[str | Cell]:
         ours = runs.accuracy(config_for("scr", dataset, size, options={"review": True} if review else {}))
         where = "" if ours is None else verdict(ours, theirs)
         cells.append(Cell((f"{figure_text(ours)} {MARKS.get(where, '')}".strip(),), where))
-    plus = runs.accuracy(beyond_paper.variant("scr+", dataset, size))
+    plus = runs.accuracy(variant("scr+", dataset, size))
     offline = runs.accuracy(config_for("offline", dataset), "softmax")
     return [place_text(dataset, size), str(theirs), *cells, figure_text(plus), figure_text(offline)]
 
