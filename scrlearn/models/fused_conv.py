@@ -190,6 +190,40 @@ def _add_up(partial, out, size, programs, rows: tl.constexpr, block: tl.constexp
     tl.store(out + columns, tl.sum(total, 0), mask=columns < size)
 
 
+@triton.jit
+def _widen(
+    x, y, pixels, area, of_image, of_channel, of_pixel,
+    channels: tl.constexpr, wide: tl.constexpr, block: tl.constexpr, integers: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    """Pixels in bfloat16, channels last, with zeros behind the last channel."""
+    rows = tl.program_id(0) * tile + tl.arange(0, tile)
+    c = tl.arange(0, block)
+    inside = (rows < pixels)[:, None]
+    first = (rows // area) * of_image + (rows % area) * of_pixel
+    place = x + first[:, None] + c[None, :] * of_channel
+    value = tl.load(place, mask=inside & (c < channels)[None, :], other=0).to(tl.float32)
+    if integers:
+        value *= 1.0 / 255.0  # as PyTorch divides by a number
+    tl.store(y + rows[:, None] * wide + c[None, :], value.to(tl.bfloat16), mask=inside & (c < wide)[None, :])
+
+
+def widened(x: Tensor, channels: int) -> Tensor:
+    """Images (bytes, or floats in [0, 1]) as the kernels want them: bfloat16, with zeros as more channels.
+
+    One kernel, whatever order the images lie in.
+    """
+    n, _, height, width = x.shape
+    if x.stride(2) != width * x.stride(3):  # the pixels of a channel do not lie at equal distances
+        x = x.contiguous()
+    y = _images(x, channels, (height, width))
+    pixels, tile = n * height * width, 256
+    form = {"channels": x.shape[1], "wide": channels, "block": triton.next_power_of_2(channels), "tile": tile}
+    form["integers"] = x.dtype == torch.uint8
+    strides = (x.stride(0), x.stride(1), x.stride(3))
+    _widen[(triton.cdiv(pixels, tile),)](x, y, pixels, height * width, *strides, **form)
+    return y
+
+
 def _block(values: int) -> int:
     return max(16, triton.next_power_of_2(values))
 

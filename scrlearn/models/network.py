@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from scrlearn.classifiers import SoftmaxHead
 from scrlearn.errors import InputError
-from scrlearn.models.resnet import Convolution, ReducedResNet18
+from scrlearn.models.resnet import Convolution, ReducedResNet18, widening
 
 
 class Network(nn.Module):
@@ -42,15 +42,20 @@ class Network(nn.Module):
         """
         if segments > 1 and not self.takes_segments(x[: len(x) // segments]):
             return torch.cat([self.features(part) for part in x.chunk(segments)])
-        x = to_float(x)
-        x = x.contiguous(memory_format=torch.channels_last)
-        given = (x,) if segments == 1 else (x, segments)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
-            own = self.training or not torch.is_grad_enabled()
-            if own and self.bf16 and x.is_cuda and isinstance(self.encoder, ReducedResNet18):
-                features: Tensor = functional_call(self.encoder, self._cast_weights(), given)
-            else:
-                features = self.encoder(*given)
+        if not (self.bf16 and x.is_cuda and isinstance(self.encoder, ReducedResNet18)):
+            x = to_float(x).contiguous(memory_format=torch.channels_last)
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
+                features: Tensor = self.encoder(*((x,) if segments == 1 else (x, segments)))
+            return features.float()
+        own = self.training or not torch.is_grad_enabled()  # the kernels' way
+        wide, widen = self.encoder.conv1.weight.shape[1], widening()
+        if own and widen is not None and wide > x.shape[1]:
+            x = widen(x, wide)
+        else:
+            x = to_float(x).contiguous(memory_format=torch.channels_last)
+        with torch.autocast("cuda", torch.bfloat16):
+            weights = self._cast_weights() if own else {}  # for the kernels of the libraries
+            features = functional_call(self.encoder, weights, (x, segments))
         return features.float()
 
     def takes_segments(self, x: Tensor) -> bool:

@@ -156,6 +156,16 @@ def _fused_kernels() -> tuple[Callable[..., Tensor | Twice], Callable[..., Tenso
 
 
 @functools.cache
+def widening() -> Callable[[Tensor, int], Tensor] | None:
+    """What brings images into the form that the kernels take, in one go; None without Triton."""
+    try:
+        from scrlearn.models.fused_conv import widened
+    except ImportError:
+        return None
+    return widened
+
+
+@functools.cache
 def _fused_convolution() -> Callable[..., tuple[Tensor, Tensor | None]] | None:
     try:
         from scrlearn.models.fused_conv import convolve
@@ -226,6 +236,8 @@ class ReducedResNet18(nn.Module):
         `segments`: while training, each of so many runs of images, all of one length, is normalised by its own
         statistics, as if it had a forward of its own.
         """
+        if (missing := self.conv1.weight.shape[1] - x.shape[1]) > 0:
+            x = F.pad(x, (0, 0, 0, 0, 0, missing)).contiguous(memory_format=torch.channels_last)
         out, again = normalised(self.conv1, self.bn1, x, segments, relu=True, twice=True)
         for block in self.blocks:
             out, again = block(out, again, segments)
@@ -240,15 +252,17 @@ class ReducedResNet18(nn.Module):
         return self.training and x.is_cuda and len(x) > 1 and _fused_kernels() is not None
 
     def pad_channels(self, multiple: int) -> None:
-        """Widen inner layers with zeros to a multiple of channels that the hardware likes.
+        """Widen all layers with zeros to a multiple of channels that the hardware likes; images are widened likewise.
 
         The added channels hold exact zeros and get exactly zero gradients, so the network computes the same function
         and stays that way under training. Saved states have the layers' own sizes.
         """
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
-                inner = module.in_channels if module is self.conv1 else _rounded(module.in_channels, multiple)
-                shape = (_rounded(module.out_channels, multiple), inner, *module.kernel_size)
+                shape = (
+                    *(_rounded(n, multiple) for n in (module.out_channels, module.in_channels)),
+                    *module.kernel_size,
+                )
                 module.weight = nn.Parameter(_widened(module.weight.data, shape))
             elif isinstance(module, BatchNorm):
                 shape = (_rounded(module.num_features, multiple),)

@@ -10,7 +10,7 @@ from scrlearn.learners import make_learner
 from scrlearn.learners.replay import Replay
 from scrlearn.models import Network, ReducedResNet18, cuda_conv
 from scrlearn.models.fused import MANY_CHANNELS, MORE_ROWS, WHOLE_ROWS, batch_norm, by_running_statistics
-from scrlearn.models.fused_conv import convolve
+from scrlearn.models.fused_conv import convolve, widened
 from scrlearn.models.resnet import MOST_CHANNELS
 
 pytestmark = [
@@ -201,6 +201,7 @@ def test_batch_norm_of_images_in_another_memory_layout():
 # channels in, channels out, kernel, stride, (batch, height, width)
 CONVOLUTIONS = [
     (3, 24, 3, 1, (20, 32, 32)),
+    (8, 24, 3, 1, (20, 32, 32)),
     (24, 24, 3, 1, (20, 32, 32)),
     (24, 40, 3, 2, (20, 32, 32)),
     (24, 40, 1, 2, (20, 32, 32)),
@@ -230,6 +231,22 @@ def convolution(channels_in, channels, size, stride, images, dtype=torch.bfloat1
     return found, [out.detach(), *torch.autograd.grad(out, exact, dy.double())]
 
 
+@pytest.mark.parametrize("channels", [1, 3, 8, 20])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("bytes_given", [True, False])
+def test_images_are_widened_with_zeros(channels, layout, bytes_given):
+    pixels = torch.randint(0, 256, (5, channels, 9, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = pixels.to(DEVICE).contiguous(memory_format=layout)
+    floats = pixels.float() / 255.0
+    wide = -(-channels // 8) * 8
+    for given in (pixels, pixels.flip(-1)) if bytes_given else (floats, floats.flip(-1), floats.transpose(2, 3)):
+        found = widened(given, wide)
+        expected = given.float() / 255.0 if given.dtype == torch.uint8 else given
+        assert found.dtype == torch.bfloat16
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(found, F.pad(expected.bfloat16(), (0, 0, 0, 0, 0, wide - channels)))
+
+
 @pytest.mark.parametrize("layer", CONVOLUTIONS)
 def test_convolution_forward_and_gradients(layer):
     found, expected = convolution(*layer)
@@ -252,7 +269,7 @@ def test_batch_norm_by_running_statistics(shape, residual, relu):
     assert torch.equal(layer.mean, layer.first[0])
 
 
-@pytest.mark.parametrize(("inner", "outer"), [(24, 24), (40, 40), (24, 40), (8, 48)])
+@pytest.mark.parametrize(("inner", "outer"), [(24, 24), (40, 40), (24, 40), (8, 24), (8, 48)])
 def test_the_cuda_kernels_are_in_use(inner, outer):
     x, weight = random(4, inner, 32, 32, dtype=torch.bfloat16), random(outer, inner, 3, 3)
     assert cuda_conv.suits(x, weight, stride=1)

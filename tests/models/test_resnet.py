@@ -256,7 +256,7 @@ def padded(multiple, seed=0, channels=3):
 @pytest.mark.parametrize("training", [True, False])
 def test_padded_channels_change_no_output_and_no_gradient(multiple, training):
     plain, wide = padded(multiple)
-    assert wide.conv1.weight.shape == (-(-20 // multiple) * multiple, 3, 3, 3)
+    assert wide.conv1.weight.shape == (-(-20 // multiple) * multiple, -(-3 // multiple) * multiple, 3, 3)
     x = torch.rand(3, 3, 16, 16, dtype=torch.float64)
     outputs = [model.train(training)(x) for model in (plain, wide)]
     torch.testing.assert_close(*outputs)
