@@ -121,7 +121,11 @@ def _together(jobs: Sequence[Job], surroundings: Surroundings, watch: Watch) -> 
             raise
         warnings.warn(f"{error} It starts afresh.", stacklevel=2)
         results = run(overwrite=True)
-    return [Outcome(job, one, collect(job.folder, job.artefacts)) for job, one in zip(jobs, results, strict=True)]
+    return [Outcome(job, one, _artefacts(job, dataset)) for job, one in zip(jobs, results, strict=True)]
+
+
+def _artefacts(job: Job, dataset: Dataset) -> dict[str, bytes]:
+    return collect(job.folder, job.artefacts, job.config.make_stream(dataset)) if job.artefacts else {}
 
 
 def _dataset(config: RunConfig, where: Surroundings) -> Dataset:

@@ -184,7 +184,7 @@ class Figure:
 
 STUDY = ("cifar100", 2000)
 FIGURES: tuple[Figure, ...] = (
-    Figure(1, "tsne", "Embeddings of the memory", ("er", "mir", "aser", "scr"), (STUDY,), ("memory",)),
+    Figure(1, "tsne", "Embeddings of the memory", ("er", "mir", "aser", "scr"), (STUDY,), ("memory", "test")),
     Figure(2, "confusion", "Confusion matrices", ("er", "scr"), (STUDY,)),
     Figure(3, "head-weights", "Mean weight of the last layer for new and old classes", ("er",), (STUDY,)),
     Figure(
@@ -407,7 +407,7 @@ def artefacts_for(config: RunConfig) -> tuple[str, ...]:
     """What figures need of a run beside its result: of the first seed, however the stream was ordered or shortened.
 
     >>> artefacts_for(config_for("scr", "cifar100", 2000)), artefacts_for(config_for("scr", "cifar100", 1000))
-    (('memory',), ())
+    (('memory', 'test'), ())
     """
     if config.seed != 0:
         return ()

@@ -98,6 +98,7 @@ def memory_map(rng: np.random.Generator, classes: int) -> dict[str, Any]:
     return {
         "places": (centres[labels] + rng.normal(0, 3, (len(labels), 2))).astype(np.float32),
         "labels": labels.astype(np.int32),
+        "alike": np.array([0.75], dtype=np.float32),
     }
 
 

@@ -400,7 +400,7 @@ def paper_of_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str
     """A paper about digits, with two methods of it: the options that make its runs tiny."""
     monkeypatch.setattr(protocol, "DATASETS", {"digits": Split("Digits", 2, (20, 30, 40))})
     monkeypatch.setattr(protocol, "STUDY", ("digits", 20))
-    figure = Figure(1, "tsne", "Embeddings", ("er",), (("digits", 20),), ("memory",))
+    figure = Figure(1, "tsne", "Embeddings", ("er",), (("digits", 20),), ("memory", "test"))
     monkeypatch.setattr(protocol, "FIGURES", (figure,))
     monkeypatch.chdir(tmp_path)
     return ["--methods", "er,fine-tune", "--memory", "20", "--limit", "5", "--device", "cpu", "--precision", "fp32"]
@@ -437,8 +437,12 @@ def test_reproduce_on_the_command_line(paper_of_digits: list[str]) -> None:
 def test_artefacts_of_the_first_seed_are_in_the_store(paper_of_digits: list[str]) -> None:
     scr("reproduce", "table1", "--quiet", "--seeds", 2, *paper_of_digits)
     entries = Store("results.db").query(method="er")
-    assert [list(entry.artefacts) for entry in entries] == [["memory"], []]
+    assert [list(entry.artefacts) for entry in entries] == [["memory", "test"], []]
     assert entries[0].arrays("memory")["places"].shape == (20, 2)
+    unseen = entries[0].arrays("test")
+    assert unseen["places"].shape == (len(unseen["labels"]), 2)
+    assert set(unseen["labels"].tolist()) == set(range(10))
+    assert 0.1 < float(unseen["alike"][0]) <= 1
 
 
 def test_a_failure_on_the_command_line(paper_of_digits: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

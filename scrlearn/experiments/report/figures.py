@@ -69,21 +69,27 @@ def _one_seed(found: Found) -> str:
 
 
 def _tsne(figure: Figure, place: Place, runs: Runs) -> list[Block]:
-    found = _find(figure, place, runs, lambda entry: "memory" in entry.artefacts)
+    """The paper's figure, and beside it the same of images that nobody has trained on."""
+    memory = (_name(figure, place), "memory", "the memory", "each image in the memory")
+    test = (f"{_name(figure, place)}-test", "test", "test images", "each of up to 2,000 test images")
+    return [block for panel in (memory, test) for block in _map(figure, place, runs, *panel)]
+
+
+def _map(figure: Figure, place: Place, runs: Runs, name: str, artefact: str, images: str, points: str) -> list[Block]:
+    found = _find(figure, place, runs, lambda entry: artefact in entry.artefacts)
 
     def picture() -> Picture:
-        maps = {}
-        for method, entries in found.items():
-            arrays = entries[0].arrays("memory")
-            maps[RECIPES[method].title] = [arrays["places"].tolist(), arrays["labels"].tolist()]
+        arrays = {RECIPES[method].title: entries[0].arrays(artefact) for method, entries in found.items()}
+        shares = [f"{title} {float(one['alike'][0]):.0%}" for title, one in arrays.items() if "alike" in one]
+        said = f" Nearest other image of the same class, by the embeddings: {', '.join(shares)}." if shares else ""
         return Picture(
-            _name(figure, place),
+            name,
             "memory maps",
-            {"maps": maps},
-            f"t-SNE of the memory at the end of the stream, {place_text(*place)}",
-            f"Scatter plots, one for each of {_titles(list(found))}: a point for each image in the memory; where "
-            "points of one class lie together, the encoder has learned to tell it apart.",
-            [f"Each class has its colour and marker. {_one_seed(found)}"],
+            {"maps": {title: [one["places"].tolist(), one["labels"].tolist()] for title, one in arrays.items()}},
+            f"t-SNE of {images} at the end of the stream, {place_text(*place)}",
+            f"Scatter plots, one for each of {_titles(list(found))}: a point for {points}; where points of one class "
+            "lie together, the encoder has learned to tell it apart.",
+            [f"Each class has its colour and marker. {_one_seed(found)}{said}"],
             _made_by(place, figure.methods),
         )
 
