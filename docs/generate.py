@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -157,6 +159,22 @@ def datasets(_: str) -> str:
     return table(("name", "what it is", "tasks", "where", "can be downloaded"), rows)
 
 
+def search(name: str) -> str:
+    """The best trials of a search that `scr tune --json` wrote down, with the mean over its seeds in percent."""
+    found = json.loads((DOCS.parent / "results" / "tuning" / f"{name}.json").read_text(encoding="utf-8"))
+    best = sorted(found["trials"], key=lambda trial: -trial["mean"])[:8]
+    options, classifiers = list(best[0]["values"]), list(best[0]["by_classifier"])
+    rows = [
+        (
+            *(f"{trial['values'][option]}" for option in options),
+            *(f"{100 * statistics.mean(trial['by_classifier'][classifier]):.1f}" for classifier in classifiers),
+        )
+        for trial in best
+    ]
+    headings = (*(f"`{option}`" for option in options), *(f"{classifier}, %" for classifier in classifiers))
+    return f"{len(found['trials'])} trials; the best by `{found['config']['classifier']}`:\n\n{table(headings, rows)}"
+
+
 # ---------------------------------------------------------------- the command line
 
 
@@ -223,6 +241,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "methods": methods,
     "parts": parts,
     "datasets": datasets,
+    "search": search,
     "command": command,
     "other-commands": other_commands,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from scrlearn.learners.sdc import DriftCompensation
 from scrlearn.learners.single_images import SingleImages
 from scrlearn.learners.teacher import Teacher
 from scrlearn.memory import Memory
-from scrlearn.models import Network, ReducedResNet18, feature_dim, projection_head
+from scrlearn.models import Network, ReducedResNet18, cuda_descent, feature_dim, projection_head
 from scrlearn.randomness import derived_seed, generator, seeded
 
 CLASSIFIERS = ("softmax", "ncm", "combined", "lda")
@@ -307,6 +307,9 @@ class Learner:
 
     def descend(self, gradient: list[Tensor], scale: float = 1.0) -> None:
         """One step of stochastic gradient descent, and of the averaged weights; `scale` shortens the gradient."""
+        if cuda_descent.suits(self.weights):
+            self._descend_at_once(gradient, scale)
+            return
         with torch.no_grad():
             if self.weight_decay:
                 body = len(gradient) - self._in_head
@@ -320,6 +323,28 @@ class Learner:
                 torch._foreach_add_(self.weights, gradient, alpha=-self.learning_rate * scale)
             if self.average is not None:
                 self._average(self.average)
+
+    @torch.no_grad()
+    def _descend_at_once(self, gradient: list[Tensor], scale: float) -> None:
+        """The same by one kernel."""
+        body = len(gradient) - self._in_head
+        velocity: Sequence[Tensor | None] = self.velocity or [None] * len(gradient)
+        weights = [
+            cuda_descent.Moved(w.data, g, v, decay=self.weight_decay if i < body else 0.0)
+            for i, (w, g, v) in enumerate(zip(self.weights, gradient, velocity, strict=True))
+        ]
+        if self.average is not None:
+            self.updates += 1
+            floats, others = _split_tensors(self.average)
+            trained, trained_others = _split_tensors(self.network)
+            by_place = {one.weight.data_ptr(): one for one in weights}
+            weights = [
+                by_place.get(t.data_ptr(), cuda_descent.Moved(t))._replace(average=a)
+                for t, a in zip(trained, floats, strict=True)
+            ]
+            if others:
+                torch._foreach_copy_(others, trained_others)
+        cuda_descent.descend(weights, self.updates, self.learning_rate, self.momentum, scale, self.averaging)
 
     def _average(self, average: Network) -> None:
         """Move the averaged network towards the trained one; the decay rises to `averaging` as steps go by."""

@@ -19,6 +19,7 @@ from scrlearn.files import atomic_write
 
 _SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _WITHOUT_ASKING = 48 * 1024  # bytes of shared memory that every kernel may use
+Argument = Tensor | int | float | ctypes.Structure
 
 
 class CompilerError(RuntimeError):
@@ -48,8 +49,8 @@ class Kernel:
         self._check(self.driver.cuModuleLoadData(ctypes.byref(self.module), code))
         self._check(self.driver.cuModuleGetFunction(ctypes.byref(self.function), self.module, mangled))
 
-    def __call__(self, blocks: int, threads: int, shared: int, arguments: Sequence[Tensor | int | float]) -> None:
-        """Launch it on the current stream: tensors are passed as addresses, numbers in 32 bits."""
+    def __call__(self, blocks: int, threads: int, shared: int, arguments: Sequence[Argument]) -> None:
+        """Launch it on the current stream: tensors are passed as addresses, numbers in 32 bits, structures as such."""
         self._enter()
         if shared > self.shared:
             self._check(self.driver.cuFuncSetAttribute(self.function, _SHARED_MEMORY, shared))
@@ -76,10 +77,12 @@ class Kernel:
             raise CompilerError(f"{self.name}: {(text.value or b'unknown error').decode()} (CUDA error {status})")
 
 
-def as_c(value: Tensor | int | float) -> Any:
+def as_c(value: Argument) -> Any:
     """A kernel's argument."""
     if isinstance(value, Tensor):
         return ctypes.c_void_p(value.data_ptr())
+    if isinstance(value, ctypes.Structure):
+        return value
     return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int(value)
 
 
@@ -99,7 +102,9 @@ def right(source: Path, trial: Callable[[], float]) -> bool:
         if error < 0.008:  # rounding to bfloat16 makes 0.002
             return True
         reason = f"they are off by {error:.0%}"
-    warnings.warn(f"The kernels of {source.name} are not used, Triton's take their place: {reason}.", stacklevel=3)
+    warnings.warn(
+        f"The kernels of {source.name} are not used, slower ones take their place: {reason.rstrip('.')}.", stacklevel=3
+    )
     return False
 
 

@@ -161,6 +161,9 @@ static float4 __ldcg(const float4* from) {
 #undef __shared__
 #define __shared__ static
 #include BATCH_NORM
+namespace descent {
+#include DESCENT
+}
 
 template <class Function>
 static void launch(int blocks, int threads, int bytes, Function function) {
@@ -191,7 +194,7 @@ static void convolve_(bool backward, bool with_sums, int blocks, int threads, in
     launch(blocks, threads, bytes, [=] { chosen(x, w, y, sums, images, height, width, rows, together, tiles); });
 }
 
-#define SIZES(DO) DO(24, 24) DO(24, 40) DO(40, 24) DO(40, 40) DO(8, 16) DO(16, 8)
+#define SIZES(DO) DO(24, 24) DO(24, 40) DO(40, 24) DO(40, 40) DO(8, 16) DO(16, 8) DO(8, 24) DO(24, 8)
 
 extern "C" int run_convolve(int inner, int outer, int backward, int with_sums, int blocks, int threads, int bytes, const u16* x, const float* w,
                             u16* y, float* sums, int images, int height, int width, int rows, int together, int tiles) {
@@ -260,4 +263,10 @@ extern "C" int run_backward_sums(int channels, int shortcut, int relu, int twice
     CHANNELS(DO)
 #undef DO
     return 1;
+}
+
+extern "C" int run_descend(int blocks, int threads, int bytes, descent::Tensors tensors, const float* updates, float rate, float momentum,
+                           float scale, float averaging) {
+    launch(blocks, threads, bytes, [&] { descent::descend(tensors, updates, rate, momentum, scale, averaging); });
+    return 0;
 }

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from scrlearn.models import cuda_conv, cuda_norm, nvrtc
+from scrlearn.learners import make_learner
+from scrlearn.models import cuda_conv, cuda_descent, cuda_norm, nvrtc
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
@@ -34,13 +35,15 @@ LAYERS = [
     (24, 24, 1, 9, 84, 2),
     pytest.param((8, 16, 1, 84, 84, 5), marks=pytest.mark.slow),
     (24, 24, 3, 9, 10, 2),
+    (8, 24, 2, 9, 32, 3),
 ]
 
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory):
     library = tmp_path_factory.mktemp("emulator") / "emulator.so"
-    sources = [f'-DCONVOLUTION="{cuda_conv.SOURCE}"', f'-DBATCH_NORM="{cuda_norm.SOURCE}"', str(HERE / "emulator.cpp")]
+    sources = [f'-DCONVOLUTION="{cuda_conv.SOURCE}"', f'-DBATCH_NORM="{cuda_norm.SOURCE}"']
+    sources += [f'-DDESCENT="{cuda_descent.SOURCE}"', str(HERE / "emulator.cpp")]
     command = [COMPILER, "-std=c++20", "-O1", "-pthread", "-shared", "-fPIC", *sources, "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "barrier" in done.stderr and "No such file" in done.stderr:
@@ -136,10 +139,10 @@ def on_the_cpu(monkeypatch):
     generator = torch.Generator
     monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator())
     monkeypatch.setattr(torch, "device", lambda *names: "cpu")
-    for cached in (cuda_conv.trusted, cuda_norm.trusted):
+    for cached in (cuda_conv.trusted, cuda_norm.trusted, cuda_descent.trusted):
         cached.cache_clear()
     yield
-    for cached in (cuda_conv.trusted, cuda_norm.trusted):
+    for cached in (cuda_conv.trusted, cuda_norm.trusted, cuda_descent.trusted):
         cached.cache_clear()
 
 
@@ -148,9 +151,10 @@ class TestTrial:
     def test_kernels_that_are_right_are_trusted(self):
         assert cuda_conv.trusted(24, 40, 0)
         assert cuda_norm.trusted(24, 0)
+        assert cuda_descent.trusted(0)
 
     def test_kernels_that_are_wrong_are_not_used(self, monkeypatch):
-        own, own_settle = cuda_conv.convolve, cuda_norm.settle
+        own, own_settle, own_descend = cuda_conv.convolve, cuda_norm.settle, cuda_descent.descend
 
         def wrong(x, weight, y, backward, segments, most):
             sums = own(x, weight, y, backward, segments, most)
@@ -159,6 +163,11 @@ class TestTrial:
 
         monkeypatch.setattr(cuda_conv, "convolve", wrong)
         monkeypatch.setattr(cuda_norm, "settle", lambda *given: own_settle(*given) * 1.01)
+        monkeypatch.setattr(
+            cuda_descent, "descend", lambda moved, updates, *rule: own_descend(moved, updates + 1, *rule)
+        )
+        with pytest.warns(UserWarning, match=r"descent.cu are not used.* off by"):
+            assert not cuda_descent.trusted(0)
         with pytest.warns(UserWarning, match=r"convolution.cu are not used.* off by"):
             assert not cuda_conv.trusted(24, 40, 0)
         with pytest.warns(UserWarning, match=r"batch_norm.cu are not used.* off by 1%"):
@@ -169,7 +178,7 @@ class TestTrial:
             raise nvrtc.CompilerError("There is no libnvrtc.so.12 on this machine.")
 
         monkeypatch.setattr(nvrtc, "kernel", kernel)
-        with pytest.warns(UserWarning, match=r"Triton's take their place: There is no libnvrtc"):
+        with pytest.warns(UserWarning, match=r"slower ones take their place: There is no libnvrtc"):
             assert not cuda_conv.trusted(24, 40, 0)
 
 
@@ -333,3 +342,96 @@ def test_tiles_of_a_segment_hold_its_images_only():
     for segments in (1, 2, 11, 20, 220):
         tiles = cuda_conv.plan((220, 24, 4, 4), 24, 220 // segments, 4, ROOM).tiles
         assert segments == 1 or 220 // segments % tiles.together == 0
+
+
+# ---------------------------------------------------------------- descent
+
+
+def weights_of_many_shapes(layout=torch.contiguous_format):
+    shapes = [(24, 8, 3, 3), (5,), (40, 24, 1, 1), (3, 7), (2049,), (), (16, 130)]
+    made = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i, shape in enumerate(shapes)]
+    return [t.contiguous(memory_format=layout) if t.ndim == 4 else t for t in made]
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("averaging", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize("most", [3, 80])
+def test_descent_is_that_of_torch(layout, momentum, averaging, most, monkeypatch):
+    """Against torch's own optimiser and the formula of the average, over several steps."""
+    monkeypatch.setattr(cuda_descent, "MOST", most)  # several launches
+    weights = weights_of_many_shapes(layout)
+    twins = [torch.nn.Parameter(w.clone(memory_format=torch.preserve_format).double()) for w in weights]
+    groups = [{"params": twins[:4], "weight_decay": 0.1}, {"params": twins[4:]}]
+    optimiser = torch.optim.SGD(groups, lr=0.2, momentum=momentum)
+    velocity = [torch.zeros_like(w) for w in weights]
+    average = [torch.full_like(w, 0.5) for w in weights]
+    expected = [a.double() for a in average]
+    statistic, its_average = torch.tensor([3.0, 5.0]), torch.tensor([1.0, 1.0])
+    updates = torch.zeros(())
+    for step in range(3):
+        updates += 1
+        gradient = [
+            torch.randn(w.shape, generator=torch.Generator().manual_seed(50 * step + i)) for i, w in enumerate(weights)
+        ]
+        moved = [
+            cuda_descent.Moved(w, g, v if momentum else None, a if averaging else None, 0.1 if i < 4 else 0.0)
+            for i, (w, g, v, a) in enumerate(zip(weights, gradient, velocity, average, strict=True))
+        ]
+        if averaging:
+            moved.append(cuda_descent.Moved(statistic, average=its_average))
+        cuda_descent.descend(moved, updates, 0.2, momentum, 1.0, averaging)
+        for twin, g in zip(twins, gradient, strict=True):
+            twin.grad = g.double()
+        optimiser.step()
+        share = 1 - min(averaging, (1 + step + 1) / (10 + step + 1))
+        expected = [a + share * (w.detach() - a) for a, w in zip(expected, twins, strict=True)]
+    for w, twin in zip(weights, twins, strict=True):
+        torch.testing.assert_close(w.double(), twin.detach(), atol=1e-6, rtol=1e-5)
+    assert statistic.tolist() == [3.0, 5.0]
+    if averaging:
+        for a, exact in zip(average, expected, strict=True):
+            torch.testing.assert_close(a.double(), exact, atol=1e-6, rtol=1e-5)
+        assert (its_average > 1).all()
+    else:
+        assert all((a == 0.5).all() for a in average)
+
+
+def test_a_shortened_gradient_joins_the_velocity():
+    w, g, v = torch.tensor([1.0, 2.0]), torch.tensor([4.0, -4.0]), torch.tensor([1.0, 1.0])
+    cuda_descent.descend([cuda_descent.Moved(w, g, v, decay=0.5)], torch.zeros(()), 0.1, 0.5, 0.1, 0.0)
+    torch.testing.assert_close(v, torch.tensor([0.5 + 0.1 * 4.5, 0.5 - 0.1 * 3.0]))
+    torch.testing.assert_close(w, torch.tensor([1.0 - 0.095, 2.0 - 0.02]))
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.0, "weight_decay": 0.01}, {"averaging": 0.0}], ids=str)
+def test_a_learner_learns_the_same_by_the_kernel(options, monkeypatch):
+    learners = []
+    encoder = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Flatten())
+    for at_once in (False, True):
+        monkeypatch.setattr(cuda_descent, "suits", lambda weights, at_once=at_once: at_once)
+        options = {"encoder": encoder, "memory_size": 100, "memory_batch": 10, "review": True, **options}
+        learner = make_learner("scr+", image_shape=(1, 6, 6), device="cpu", precision="fp32", **options)
+        random = torch.Generator().manual_seed(0)
+        for _ in range(11):  # a memory of 100 is what a review needs
+            x = torch.randint(0, 256, (10, 1, 6, 6), dtype=torch.uint8, generator=random)
+            learner.learn(x, torch.arange(10))
+        learner.end_task()
+        learners.append(learner)
+    one, other = (learner.state_dict() for learner in learners)
+    assert one["updates"] == other["updates"] == (0 if learners[0].average is None else 21)
+    for part in ("network", "average", "velocity"):
+        for name, value in one.get(part, {}).items():
+            torch.testing.assert_close(other[part][name], value, atol=1e-4, rtol=1e-3)
+
+
+def test_what_the_kernel_cannot_take_is_known():
+    whole = torch.zeros(8, 6)
+    assert cuda_descent._in_one_piece(whole)
+    assert cuda_descent._in_one_piece(whole.t())
+    assert not cuda_descent._in_one_piece(whole[:, :3])
+    assert not cuda_descent._in_one_piece(whole.flatten()[1:])  # not at a multiple of 16 bytes
+    assert not cuda_descent._same_order(whole, whole.t().contiguous().t())
+    assert cuda_descent._same_order(
+        torch.zeros(5, 3, 1, 1), torch.zeros(5, 3, 1, 1).contiguous(memory_format=torch.channels_last)
+    )
