@@ -151,8 +151,9 @@ class LinearDiscriminant:
         S = \frac{1}{n} \sum_i (z_i - \mu_{y_i})(z_i - \mu_{y_i})^\top
 
     for features z of length 1. A memory holds fewer images than S has entries, so S is drawn towards a multiple of the
-    identity; ρ is the value that Ledoit and Wolf estimate to be best from the same images. With ρ = 1 the nearest mean
-    by Euclidean distance wins. A class without any sample has no mean and is never predicted.
+    identity. ρ is given, or the value that Ledoit and Wolf estimate to be best from the same images; those were trained
+    on, and vary less than new images do, so that a larger one may be better. With ρ = 1 the nearest mean by Euclidean
+    distance wins. A class without any sample has no mean and is never predicted.
 
     Parameters
     ----------
@@ -182,15 +183,15 @@ class LinearDiscriminant:
     shrinkage: Tensor
 
     @classmethod
-    def fit(cls, features: Tensor, y: Tensor, num_classes: int) -> LinearDiscriminant:
-        """Means and metric from features and their classes."""
+    def fit(cls, features: Tensor, y: Tensor, num_classes: int, shrinkage: float = 0.0) -> LinearDiscriminant:
+        """Means and metric from features and their classes; a shrinkage of 0 is estimated."""
         z = F.normalize(features, dim=1).double()  # the covariance of few images is badly conditioned
         member = (y[None, :] == torch.arange(num_classes, device=y.device)[:, None]).double()
         means = (member @ z) / member.sum(1, keepdim=True).clamp(min=1)
-        covariance, shrinkage = shrunk_covariance(z - means[y])
+        covariance, share = shrunk_covariance(z - means[y], shrinkage)
         weight = torch.linalg.solve(covariance, means.T).T
         bias = -(weight * means).sum(1) / 2
-        return cls(weight, bias, member.any(1), shrinkage)
+        return cls(weight, bias, member.any(1), share)
 
     def scores(self, features: Tensor) -> Tensor:
         """Log-density of each class up to a constant, ``-inf`` where a class has no mean."""
@@ -272,11 +273,11 @@ def fit_temperature(scores: Tensor, y: Tensor, default: float) -> float:
     return 1 / inverse
 
 
-def shrunk_covariance(centred: Tensor) -> tuple[Tensor, Tensor]:
+def shrunk_covariance(centred: Tensor, share: float = 0.0) -> tuple[Tensor, Tensor]:
     """The covariance of centred vectors (one a row), drawn towards a multiple of the identity; and how much of it.
 
-    The share is the estimate of Ledoit and Wolf (2004), but at least 10⁻⁴, so that there is an inverse. Vectors that
-    are all zero give a tiny multiple of the identity.
+    Where the share is not given, it is the estimate of Ledoit and Wolf (2004), but at least 10⁻⁴, so that there is an
+    inverse. Vectors that are all zero give a tiny multiple of the identity.
 
     >>> covariance, share = shrunk_covariance(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
     >>> covariance
@@ -287,8 +288,11 @@ def shrunk_covariance(centred: Tensor) -> tuple[Tensor, Tensor]:
     covariance = centred.T @ centred / count
     identity = torch.eye(length, dtype=centred.dtype, device=centred.device)
     size = covariance.diagonal().mean()
-    distance = (covariance - size * identity).square().sum()
-    # how far the vectors' own outer products lie from their mean, which is the covariance
-    error = (centred.square().sum(1).square().mean() - covariance.square().sum()) / count
-    share = torch.where(distance > 0, (error / distance).clamp(SMALLEST_SHARE, 1), 1.0)
-    return (1 - share) * covariance + share * size.clamp(min=1e-12) * identity, share
+    if share:
+        chosen = torch.full_like(size, share)
+    else:
+        distance = (covariance - size * identity).square().sum()
+        # how far the vectors' own outer products lie from their mean, which is the covariance
+        error = (centred.square().sum(1).square().mean() - covariance.square().sum()) / count
+        chosen = torch.where(distance > 0, (error / distance).clamp(SMALLEST_SHARE, 1), 1.0)
+    return (1 - chosen) * covariance + chosen * size.clamp(min=1e-12) * identity, chosen

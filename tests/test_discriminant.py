@@ -22,12 +22,13 @@ def unit(features):
 
 
 @pytest.mark.parametrize(("images", "length"), [(200, 8), (30, 50)])  # more images than features, and fewer
-def test_equals_scikit_learn(images, length):
+@pytest.mark.parametrize("given", [0.0, 0.3])
+def test_equals_scikit_learn(images, length, given):
     features, y = drawn(images, length, classes=5)
-    lda = LinearDiscriminant.fit(torch.from_numpy(features).float(), torch.from_numpy(y), num_classes=5)
+    lda = LinearDiscriminant.fit(torch.from_numpy(features).float(), torch.from_numpy(y), 5, given)
     z = unit(features)
     centred = z - np.stack([z[y == c].mean(0) for c in range(5)])[y]
-    share = ledoit_wolf(centred, assume_centered=True)[1]
+    share = given or ledoit_wolf(centred, assume_centered=True)[1]
     assert lda.shrinkage.item() == pytest.approx(share, rel=1e-4)
     assert share > SMALLEST_SHARE
     # with the classes' own frequencies its covariance is the pooled one; without their logarithms, as if all were equal

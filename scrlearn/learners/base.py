@@ -67,6 +67,9 @@ class Learner:
         more forwards a batch); "auto": "sdc" for classifier="ncm" or "combined" with memory_size=0, else "memory".
     drift_width
         σ of semantic drift compensation.
+    shrinkage
+        ρ of the lda classifier, from 0 to 1: how far its covariance is drawn towards the identity; 0: as far as Ledoit
+        and Wolf estimate.
     averaging
         Decay of the running average of weights and BatchNorm statistics that predicts instead of those in training, one
         update after each gradient step; 0: none. Update number t has the decay min(averaging, (1 + t) / (10 + t)).
@@ -107,6 +110,7 @@ class Learner:
         head_temperature: float = 0.0,
         prototypes: str = "auto",
         drift_width: float = 0.3,
+        shrinkage: float = 0.0,
         averaging: float = 0.0,
         mirror: bool = False,
         precision: str = "auto",
@@ -121,6 +125,7 @@ class Learner:
             ("momentum", momentum, 0 <= momentum < 1),
             ("weight_decay", weight_decay, weight_decay >= 0),
             ("head_temperature", head_temperature, head_temperature >= 0),
+            ("shrinkage", shrinkage, 0 <= shrinkage <= 1),
             ("averaging", averaging, 0 <= averaging < 1),
         ):
             if not good:
@@ -130,7 +135,7 @@ class Learner:
         self.classifier = classifier
         self.memory_batch = memory_batch
         self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
-        self.averaging, self.mirror, self.width = averaging, mirror, width
+        self.averaging, self.mirror, self.width, self.shrinkage = averaging, mirror, width, shrinkage
         self.device = resolve_device(device)
         self.precision = resolve_precision(precision, self.device, image_shape)
         self.seed = seed
@@ -473,7 +478,7 @@ class Learner:
         """The class means and the shared metric over the memory, computed once after each change."""
         if self._discriminant is None:
             self.prototypes()  # warns of classes that have no image in memory
-            self._discriminant = LinearDiscriminant.fit(*self._stored_features(), self.num_classes)
+            self._discriminant = LinearDiscriminant.fit(*self._stored_features(), self.num_classes, self.shrinkage)
         return self._discriminant
 
     def _stored_features(self) -> tuple[Tensor, Tensor]:

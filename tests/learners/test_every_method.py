@@ -497,6 +497,7 @@ def test_options_of_scr_are_resumed_bit_for_bit(name, tmp_path):
         ({"weight_decay": -0.1}, "weight_decay is -0.1"),
         ({"head_temperature": -1.0}, "head_temperature is -1.0"),
         ({"averaging": -0.1}, "averaging is -0.1"),
+        ({"shrinkage": 1.5}, "shrinkage is 1.5"),
         ({"updates_per_batch": 0}, "updates_per_batch is 0"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"views": "both"}, 'views is "both"'),
