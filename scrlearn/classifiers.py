@@ -103,10 +103,14 @@ class NearestClassMean:
         One row a class.
     present
         Which classes have a prototype.
+    centre
+        What all classes have in common: it is taken from the normalised features, and what is left is normalised once
+        more. None: nothing is.
 
     References
     ----------
-    Mensink et al., 2013; Rebuffi et al. (iCaRL), 2017; Mai et al., 2021, Eq. 4 and 5.
+    Mensink et al., 2013; Rebuffi et al. (iCaRL), 2017; Mai et al., 2021, Eq. 4 and 5; with a centre: Wang et al.,
+    "SimpleShot: Revisiting Nearest-Neighbor Classification for Few-Shot Learning", 2019.
 
     Examples
     --------
@@ -117,25 +121,37 @@ class NearestClassMean:
 
     prototypes: Tensor
     present: Tensor
+    centre: Tensor | None = None
 
     @classmethod
-    def fit(cls, features: Tensor, y: Tensor, num_classes: int) -> NearestClassMean:
-        """Prototypes from features and their classes; rows with class −1 are left out."""
-        features = F.normalize(features, dim=1)
+    def fit(cls, features: Tensor, y: Tensor, num_classes: int, centred: bool = False) -> NearestClassMean:
+        """Prototypes from features and their classes; rows with class −1 are left out.
+
+        `centred`: the mean of the class means is the centre.
+        """
         # a product with the one-hot labels: unlike a scatter it adds in a fixed order on every device
         member = (y[None, :] == torch.arange(num_classes, device=y.device)[:, None]).to(features.dtype)
-        prototypes = F.normalize((member @ features) / member.sum(1, keepdim=True).clamp(min=1), dim=1)
-        return cls(prototypes, member.any(1))
+        count, present = member.sum(1, keepdim=True).clamp(min=1), member.any(1)
+        z, centre = F.normalize(features, dim=1), None
+        if centred:
+            centre = (member @ z / count).sum(0) / present.sum().clamp(min=1)
+            z = F.normalize(z - centre, dim=1)
+        return cls(F.normalize(member @ z / count, dim=1), present, centre)
+
+    def directions(self, features: Tensor) -> Tensor:
+        """What is compared with the prototypes: normalised features, seen from the centre if there is one."""
+        z = F.normalize(features, dim=1)
+        return z if self.centre is None else F.normalize(z - self.centre, dim=1)
 
     def distances(self, features: Tensor) -> Tensor:
         """Euclidean distances of normalised features to the prototypes, ``inf`` where there is none."""
-        cosine = F.normalize(features, dim=1) @ self.prototypes.T
+        cosine = self.directions(features) @ self.prototypes.T
         distance = (2 - 2 * cosine).clamp(min=0).sqrt()  # both sides have length 1
         return distance.masked_fill(~self.present, torch.inf)
 
     def scores(self, features: Tensor) -> Tensor:
         """Larger is nearer: cosine similarity, ``-inf`` where a class has no prototype."""
-        cosine = F.normalize(features, dim=1) @ self.prototypes.T
+        cosine = self.directions(features) @ self.prototypes.T
         return cosine.masked_fill(~self.present, -torch.inf)
 
 

@@ -56,6 +56,30 @@ def test_equals_sklearn_as_it_is_where_classes_spread_equally():
     assert NearestClassMean.fit(features, y, 3).scores(asked).argmax(1).tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("offset", [0.0, 3.0])
+def test_centred_by_hand(offset):
+    """Without what all classes share; one class has many more samples, and counts as one."""
+    y = torch.tensor([0] * 20 + [2] * 3 + [3] * 4)
+    features, asked = drawn(27, 6, 0) + offset, drawn(9, 6, 1) + offset
+    ncm = NearestClassMean.fit(features, y, 5, centred=True)
+    z = F.normalize(features, dim=1)
+    centre = torch.stack([z[y == c].mean(0) for c in (0, 2, 3)]).mean(0)
+    torch.testing.assert_close(ncm.centre, centre)
+    for c in (0, 2, 3):
+        mean = F.normalize(z[y == c] - centre, dim=1).mean(0)
+        mean = mean / mean.norm()
+        for row, x in zip(ncm.scores(asked), asked, strict=True):
+            seen = x / x.norm() - centre
+            assert row[c].item() == pytest.approx(float(seen @ mean / seen.norm()))
+    assert torch.isinf(ncm.scores(asked)[:, [1, 4]]).all()
+    torch.testing.assert_close(ncm.distances(asked)[:, 2], (2 - 2 * ncm.scores(asked)[:, 2]).sqrt())
+
+
+def test_one_class_alone_is_its_own_centre_and_still_answers():
+    ncm = NearestClassMean.fit(drawn(4, 3, 0), torch.zeros(4, dtype=torch.int64), 1, centred=True)
+    assert torch.isfinite(ncm.scores(drawn(5, 3, 1))).all()
+
+
 def test_lengths_of_features_do_not_matter():
     features, y, asked = drawn(12, 5, 0), torch.arange(12) % 3, drawn(8, 5, 1)
     stretched = features * torch.logspace(-3, 3, 12, dtype=torch.float64)[:, None]

@@ -67,6 +67,9 @@ class Learner:
         more forwards a batch); "auto": "sdc" for classifier="ncm" or "combined" with memory_size=0, else "memory".
     drift_width
         σ of semantic drift compensation.
+    centred
+        Let the nearest-class-mean classifier compare what is left of features when the mean of all class means is taken
+        from them; the class means come from the memory then.
     shrinkage
         ρ of the lda classifier, from 0 to 1: how far its covariance is drawn towards the identity; 0: as far as Ledoit
         and Wolf estimate.
@@ -110,6 +113,7 @@ class Learner:
         head_temperature: float = 0.0,
         prototypes: str = "auto",
         drift_width: float = 0.3,
+        centred: bool = False,
         shrinkage: float = 0.0,
         averaging: float = 0.0,
         mirror: bool = False,
@@ -135,7 +139,8 @@ class Learner:
         self.classifier = classifier
         self.memory_batch = memory_batch
         self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
-        self.averaging, self.mirror, self.width, self.shrinkage = averaging, mirror, width, shrinkage
+        self.averaging, self.mirror, self.width = averaging, mirror, width
+        self.centred, self.shrinkage = centred, shrinkage
         self.device = resolve_device(device)
         self.precision = resolve_precision(precision, self.device, image_shape)
         self.seed = seed
@@ -178,6 +183,8 @@ class Learner:
         without_memory = self.classifier in ("ncm", "combined") and self.memory.capacity == 0
         if prototypes == "memory" or (prototypes == "auto" and not without_memory):
             return None
+        if self.centred:
+            raise InputError("centred needs class means of stored images, and this learner has others: leave it out.")
         return DriftCompensation(self.feature_length, width, len(self.met), self.device)
 
     # ---------------------------------------------------------------- learning
@@ -463,7 +470,7 @@ class Learner:
         if self.drift is not None:
             return self.drift.classifier(self.num_classes)
         if self._prototypes is None:
-            self._prototypes = NearestClassMean.fit(*self._stored_features(), self.num_classes)
+            self._prototypes = NearestClassMean.fit(*self._stored_features(), self.num_classes, self.centred)
             missing = int((self.met[: self.num_classes] & ~self._prototypes.present).sum())
             if missing:
                 warnings.warn(

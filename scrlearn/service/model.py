@@ -177,7 +177,7 @@ class Replica:
             seen = self._see(images)
             self.finite = bool(torch.isfinite(seen).all())
             self.features = F.normalize(seen, dim=1).cpu()
-            self.ncm = NearestClassMean.fit(seen, stored, learner.num_classes)
+            self.ncm = NearestClassMean.fit(seen, stored, learner.num_classes, learner.centred)
             limits = thresholds(self.features, self.stored, learner.num_classes, quantile)
             self.thresholds = limits[self._numbers]
         if learner.drift is not None:
@@ -192,7 +192,8 @@ class Replica:
         learner = self.model.learner_
         if learner.drift is not None and self.ncm is not None:  # these prototypes are not made from the memory
             return fit_temperature(self.ncm.scores(seen), stored, NCM_TEMPERATURE)
-        scores, others = leave_one_out(seen, stored, learner.num_classes)
+        compared = seen if self.ncm is None else self.ncm.directions(seen)
+        scores, others = leave_one_out(compared, stored, learner.num_classes)
         return fit_temperature(scores[others], stored[others], NCM_TEMPERATURE)
 
     def counts(self) -> dict[str, int]:
