@@ -295,7 +295,8 @@ class _Graph(nn.Module):
         scores = self.learner.scores_from_features(features).index_select(1, self.columns)
         answers = {"scores": scores, "probabilities": torch.softmax(scores / self.temperature, dim=1)}
         if self.learner.classifier in WITH_DISTANCES:
-            answers["distances"] = self.learner.prototypes().distances(features).index_select(1, self.columns)
+            distances = self.learner.prototypes().distances(self.learner.compared(features))
+            answers["distances"] = distances.index_select(1, self.columns)
         return answers | {"features": F.normalize(features, dim=1)}
 
 
@@ -303,8 +304,8 @@ def _in_float32(learner: Learner) -> Learner:
     """A learner that answers from the same state on the CPU in float32; it must not learn."""
     twin = _on_cpu(learner)
     twin.device, twin.precision = torch.device("cpu"), "fp32"
-    twin.network = _network_in_float32(learner.network)
-    twin.average = None if learner.average is None else _network_in_float32(learner.average)
+    twin.network = _network_in_float32(learner, learner.network)
+    twin.average = None if learner.average is None else _network_in_float32(learner, learner.average)
     twin.memory = _on_cpu(learner.memory)
     twin.drift = None if learner.drift is None else _on_cpu(learner.drift)
     twin.runner = None
@@ -321,10 +322,11 @@ def _on_cpu(thing: Thing) -> Thing:
     return moved
 
 
-def _network_in_float32(network: Network) -> Network:
+def _network_in_float32(learner: Learner, network: Network) -> Network:
     network = copy.deepcopy(network).cpu().eval().requires_grad_(False)
     network.bf16 = False
-    network.projection = None  # only the loss looks through it
+    if not learner.projection_share:
+        network.projection = None  # only the loss looks through it
     return network
 
 
@@ -432,10 +434,11 @@ def _images(learner: Learner) -> Tensor:
 def _expected(reference: Learner, x: Tensor, columns: list[int]) -> Answers:
     """What the file has to say about these images."""
     answers = {"scores": reference.scores(x)[:, columns], "probabilities": reference.probabilities(x)[:, columns]}
-    features = reference.embed(x)
-    if reference.classifier in WITH_DISTANCES:
-        answers["distances"] = reference.prototypes().distances(features)[:, columns]
-    answers["features"] = features
+    with torch.no_grad():
+        features = torch.cat([reference.features(part) for part in x.split(reference.prediction_batch)])
+        if reference.classifier in WITH_DISTANCES:
+            answers["distances"] = reference.prototypes().distances(reference.compared(features))[:, columns]
+    answers["features"] = F.normalize(features, dim=1)
     if any(answer.isnan().any() for answer in answers.values()):
         raise ExportError(
             "The model's answers are not numbers: what it learned was lost when its loss grew beyond bounds. Start "

@@ -113,7 +113,11 @@ def check_answers(clf, answer, channels: int) -> None:
         if "distances" in given:
             check_choices(clf, -given["distances"], clf.predict(x, classifier="ncm"))
             prototypes = clf.learner_.prototypes().prototypes[[*clf._index.values()]].numpy()
-            apart = np.linalg.norm(clf.embed(x)[:, None] - prototypes[None], axis=2)
+            seen, learner = clf.embed(x), clf.learner_
+            if learner.centred or learner.projection_share:
+                features = learner.compared(learner.features(torch.from_numpy(nchw(x))))
+                seen = learner.prototypes().directions(features).detach().numpy()
+            apart = np.linalg.norm(seen[:, None] - prototypes[None], axis=2)
             present = np.isfinite(given["distances"])
             assert np.allclose(given["distances"][present], apart[present], atol=2e-3)
 
@@ -135,6 +139,7 @@ CASES = [
         pytest.param("onnx", method, classifier, channels, options, id=f"onnx-{name}", marks=pytest.mark.slow)
         for name, method, classifier, channels, options in (
             ("er-ncm-mirror", "er", "ncm", 3, {"mirror": True}),
+            ("scr-ncm-centred", "scr", "ncm", 3, {"centred": True, "projection_share": 0.5}),
             ("scr-ncm-averaged", "scr", "ncm", 3, {"averaging": 0.9}),
             ("scr-softmax", "scr", "softmax", 1, {}),
             ("combined", "er", "combined", 1, {}),

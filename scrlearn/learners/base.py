@@ -11,7 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scrlearn.classifiers import LinearDiscriminant, NearestClassMean, SoftmaxHead
+from scrlearn.classifiers import (
+    LinearDiscriminant,
+    NearestClassMean,
+    SoftmaxHead,
+    fit_temperature,
+    leave_one_out,
+)
 from scrlearn.devices import numerics, resolve_device, resolve_precision
 from scrlearn.errors import InputError, NotFittedError, suggest
 from scrlearn.learners.sdc import DriftCompensation
@@ -70,6 +76,9 @@ class Learner:
     centred
         Let the nearest-class-mean classifier compare what is left of features when the mean of all class means is taken
         from them; the class means come from the memory then.
+    projection_share
+        Let the nearest-class-mean classifier compare projected features too, with this weight against the encoder's 1;
+        0: the encoder's alone. For methods that train a projection.
     shrinkage
         ρ of the lda classifier, from 0 to 1: how far its covariance is drawn towards the identity; 0: as far as Ledoit
         and Wolf estimate.
@@ -114,6 +123,7 @@ class Learner:
         prototypes: str = "auto",
         drift_width: float = 0.3,
         centred: bool = False,
+        projection_share: float = 0.0,
         shrinkage: float = 0.0,
         averaging: float = 0.0,
         mirror: bool = False,
@@ -129,6 +139,7 @@ class Learner:
             ("momentum", momentum, 0 <= momentum < 1),
             ("weight_decay", weight_decay, weight_decay >= 0),
             ("head_temperature", head_temperature, head_temperature >= 0),
+            ("projection_share", projection_share, projection_share >= 0),
             ("shrinkage", shrinkage, 0 <= shrinkage <= 1),
             ("averaging", averaging, 0 <= averaging < 1),
         ):
@@ -140,7 +151,7 @@ class Learner:
         self.memory_batch = memory_batch
         self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
         self.averaging, self.mirror, self.width = averaging, mirror, width
-        self.centred, self.shrinkage = centred, shrinkage
+        self.centred, self.projection_share, self.shrinkage = centred, projection_share, shrinkage
         self.device = resolve_device(device)
         self.precision = resolve_precision(precision, self.device, image_shape)
         self.seed = seed
@@ -149,6 +160,8 @@ class Learner:
         self.memory = Memory(memory_size, image_shape, self.device)
         self.network = self._build_network(encoder, width, classes_ahead, head_temperature).to(self.device)
         self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if projection_share and self.network.projection is None:
+            raise InputError(f"projection_share is {projection_share}, but this learner trains no projection.")
         self.weights: list[Tensor] = [p for p in self.network.parameters() if p.requires_grad]
         self._in_head = 0 if self.network.head is None else len(list(self.network.head.parameters()))  # the last ones
         self.velocity = [torch.zeros_like(w) for w in self.weights] if momentum else []
@@ -183,8 +196,11 @@ class Learner:
         without_memory = self.classifier in ("ncm", "combined") and self.memory.capacity == 0
         if prototypes == "memory" or (prototypes == "auto" and not without_memory):
             return None
-        if self.centred:
-            raise InputError("centred needs class means of stored images, and this learner has others: leave it out.")
+        for name in ("centred", "projection_share"):
+            if getattr(self, name):
+                raise InputError(
+                    f"{name} needs class means of stored images, and this learner has others: leave it out."
+                )
         return DriftCompensation(self.feature_length, width, len(self.met), self.device)
 
     # ---------------------------------------------------------------- learning
@@ -267,6 +283,7 @@ class Learner:
         self._stored: Tensor | None = None
         self._prototypes: NearestClassMean | None = None
         self._discriminant: LinearDiscriminant | None = None
+        self._temperature: float | None = None
 
     def signature(self, images: int) -> Hashable:
         """What the shapes of the next step depend on, known on the host; a new value needs a new graph."""
@@ -432,16 +449,23 @@ class Learner:
         if self.num_classes == 0:
             raise NotFittedError("Nothing has been learned yet: call learn (or partial_fit) with at least one batch.")
         if classifier == "ncm":
-            return self.prototypes().scores(features)
+            return self.prototypes().scores(self.compared(features))
         if classifier == "lda":
             return self.discriminant().scores(features)
         if classifier == "combined":  # a class that one of the two does not know has -inf
             logits, cosines = (self.scores_from_features(features, name) for name in ("softmax", "ncm"))
-            return torch.log_softmax(logits, dim=1) + torch.log_softmax(cosines / NCM_TEMPERATURE, dim=1)
+            return torch.log_softmax(logits, dim=1) + torch.log_softmax(cosines / self.temperature_of_means(), dim=1)
         head = (self.average if self.average is not None else self.network).head
         assert head is not None
         scores: Tensor = head(features)[:, : self.num_classes]
         return scores.masked_fill(~self.met[: self.num_classes], -torch.inf)
+
+    def compared(self, features: Tensor) -> Tensor:
+        """What the nearest-class-mean classifier takes of features: them, with their projection if asked for."""
+        if not self.projection_share:
+            return features
+        network = self.average if self.average is not None else self.network
+        return torch.cat([F.normalize(features, dim=1), self.projection_share * network.project(features)], dim=1)
 
     def _cannot(self, classifier: str) -> str:
         if classifier == "lda":
@@ -470,7 +494,8 @@ class Learner:
         if self.drift is not None:
             return self.drift.classifier(self.num_classes)
         if self._prototypes is None:
-            self._prototypes = NearestClassMean.fit(*self._stored_features(), self.num_classes, self.centred)
+            features, labels = self._stored_features()
+            self._prototypes = NearestClassMean.fit(self.compared(features), labels, self.num_classes, self.centred)
             missing = int((self.met[: self.num_classes] & ~self._prototypes.present).sum())
             if missing:
                 warnings.warn(
@@ -479,6 +504,21 @@ class Learner:
                     stacklevel=3,
                 )
         return self._prototypes
+
+    @torch.no_grad()
+    def temperature_of_means(self) -> float:
+        """What cosines to the class means are divided by to become logits, computed once after each change.
+
+        The temperature at which stored images are told best, each compared with a mean of its class without itself.
+        """
+        if self.drift is not None:  # class means without images
+            return NCM_TEMPERATURE
+        if self._temperature is None:
+            features, labels = self._stored_features()
+            seen = self.prototypes().directions(self.compared(features))
+            scores, others = leave_one_out(seen, labels, self.num_classes)
+            self._temperature = fit_temperature(scores[others], labels[others], NCM_TEMPERATURE)
+        return self._temperature
 
     @torch.no_grad()
     def discriminant(self) -> LinearDiscriminant:

@@ -177,7 +177,7 @@ class Replica:
             seen = self._see(images)
             self.finite = bool(torch.isfinite(seen).all())
             self.features = F.normalize(seen, dim=1).cpu()
-            self.ncm = NearestClassMean.fit(seen, stored, learner.num_classes, learner.centred)
+            self.ncm = NearestClassMean.fit(learner.compared(seen), stored, learner.num_classes, learner.centred)
             limits = thresholds(self.features, self.stored, learner.num_classes, quantile)
             self.thresholds = limits[self._numbers]
         if learner.drift is not None:
@@ -192,7 +192,7 @@ class Replica:
         learner = self.model.learner_
         if learner.drift is not None and self.ncm is not None:  # these prototypes are not made from the memory
             return fit_temperature(self.ncm.scores(seen), stored, NCM_TEMPERATURE)
-        compared = seen if self.ncm is None else self.ncm.directions(seen)
+        compared = seen if self.ncm is None else self.ncm.directions(learner.compared(seen))
         scores, others = leave_one_out(compared, stored, learner.num_classes)
         return fit_temperature(scores[others], stored[others], NCM_TEMPERATURE)
 
@@ -221,7 +221,7 @@ class Replica:
         probabilities = torch.softmax(scores, dim=1).nan_to_num(0.0)
         distances = torch.full_like(scores, torch.inf)
         if self.ncm is not None:
-            distances = self.ncm.distances(features).float().cpu()[:, self._numbers]
+            distances = self.ncm.distances(self.model.learner_.compared(features)).float().cpu()[:, self._numbers]
         similar = F.normalize(features, dim=1).cpu() @ self.features.T if len(self.features) else None
         nearest = self._nearest(similar, len(images))
         unknown = torch.isinf(scores).all(1)  # no class can be named at all
@@ -247,7 +247,7 @@ class Replica:
             return learner.scores_from_features(features).float().cpu()[:, self._numbers]
         if self.ncm is None:
             return torch.full((len(features), len(self.labels)), -torch.inf)
-        return self.ncm.scores(features).cpu()[:, self._numbers] / self.temperature
+        return self.ncm.scores(learner.compared(features)).cpu()[:, self._numbers] / self.temperature
 
     def _near(self, place: int, distance: Tensor, nearest: Tensor, probability: Tensor) -> Near:
         far, closest, limit = (_finite(float(value)) for value in (distance, nearest, self.thresholds[place]))

@@ -246,13 +246,43 @@ def test_several_steps_but_one_memory_update(method):
 # ---------------------------------------------------------------- classifiers
 
 
-def test_the_combined_classifier_adds_log_probabilities():
-    learner = learn(plus(classifier="combined", memory_size=12), tasks=4)
+@pytest.mark.parametrize("centred", [False, True])
+def test_the_combined_classifier_adds_log_probabilities(centred):
+    learner = learn(plus(classifier="combined", memory_size=24, centred=centred), tasks=4)
     x, _ = digits(30)
     logits, cosines = learner.scores(x, "softmax").numpy(), learner.scores(x, "ncm").numpy()
-    expected = log_softmax(logits, axis=1) + log_softmax(cosines / 0.1, axis=1)
+    temperature = learner.temperature_of_means()
+    expected = log_softmax(logits, axis=1) + log_softmax(cosines / temperature, axis=1)
     np.testing.assert_allclose(learner.scores(x), expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(learner.probabilities(x), softmax(expected, axis=1), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_the_temperature_of_means_makes_stored_images_most_likely(centred):
+    """By hand: every stored image against the means of the others; no other temperature does better."""
+    learner = learn(plus(classifier="combined", memory_size=40, centred=centred), tasks=3)
+    images, labels = learner.memory.contents()
+    z = learner.prototypes().directions(learner.features(images)).double()
+    rows = []
+    for i in range(len(labels)):
+        rest = torch.arange(len(labels)) != i
+        means = [F.normalize(z[rest & (labels == c)].mean(0), dim=0) for c in range(learner.num_classes)]
+        rows.append(torch.stack(means) @ z[i])
+    own, right = torch.stack(rows), 1 - 1 / (len(labels) + 2)
+    assert torch.isfinite(own).all()
+
+    def loss(temperature):
+        logs = torch.log_softmax(own / temperature, dim=1)
+        of_right = logs.gather(1, labels[:, None])[:, 0]
+        others = (logs.sum(1) - of_right) / (learner.num_classes - 1)
+        return -float((right * of_right + (1 - right) * others).mean())
+
+    found = learner.temperature_of_means()
+    assert loss(found) < min(loss(found * 1.1), loss(found / 1.1))
+    assert learner.temperature_of_means() is found  # once
+    learner.learn(images[:10].clone(), labels[:10].clone())
+    assert learner.temperature_of_means() != found
+    assert learn(make("er", memory_size=0, prototypes="sdc")).temperature_of_means() == 0.1
 
 
 def test_a_class_that_one_of_the_two_does_not_know_is_not_predicted():
@@ -277,6 +307,47 @@ def test_the_lda_classifier_is_fitted_to_the_memory_once_after_each_change(monke
     learner.learn(x, y % 6)
     assert not torch.equal(learner.scores(x), expected)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_the_projection_is_compared_beside_the_features(centred):
+    learner = learn(plus(projection_share=0.5, centred=centred))
+    x, _ = digits(10)
+
+    def both(images):
+        features = learner.features(images)
+        return torch.cat([F.normalize(features, dim=1), 0.5 * learner.average.project(features)], dim=1)
+
+    images, labels = learner.memory.contents()
+    expected = NearestClassMean.fit(both(images), labels, learner.num_classes, centred).scores(both(x))
+    torch.testing.assert_close(learner.scores(x, "ncm"), expected)
+    assert not torch.allclose(expected, learn(plus(centred=centred)).scores(x, "ncm"), equal_nan=True)
+    # the cosines of both, weighted by the squares of their lengths, where nothing is taken away
+    if not centred:
+        parts = [(learner.features, 1.0), (lambda x: learner.average.project(learner.features(x)), 0.25)]
+        means = [F.normalize(both(images), dim=1)[labels == c].mean(0) for c in range(learner.num_classes)]
+        for c, mean in enumerate(means):
+            length = learner.feature_length
+            halves = (mean[:length], mean[length:])
+            by_hand = sum(
+                F.normalize(see(x), dim=1) @ half * weight**0.5
+                for (see, weight), half in zip(parts, halves, strict=True)
+            )
+            torch.testing.assert_close(expected[:, c], by_hand / mean.norm() / 1.25**0.5)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("er", {"projection_share": 0.5}, "projection_share is 0.5, but this learner trains no projection"),
+        ("scr", {"prototypes": "sdc", "centred": True}, "centred needs class means of stored images"),
+        ("scr", {"prototypes": "sdc", "projection_share": 1.0}, "projection_share needs class means of stored images"),
+        ("scr", {"projection_share": -1.0}, "projection_share is -1.0"),
+    ],
+)
+def test_what_cannot_be_compared(method, options, said):
+    with pytest.raises(InputError, match=said):
+        make(method, memory_size=20, **options)
 
 
 @pytest.mark.parametrize(

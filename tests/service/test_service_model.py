@@ -46,9 +46,17 @@ def taught(*labels: str, count: int = 12, **config: object) -> ServedClassifier:
     return model
 
 
-@pytest.mark.parametrize("classifier", ["ncm", "softmax"])
-def test_a_copy_answers_as_the_classifier_does(classifier: str) -> None:
-    model = taught("cat", "dog", "owl", classifier=classifier)
+@pytest.mark.parametrize(
+    ("method", "classifier", "options"),
+    [
+        ("er", "ncm", {}),
+        ("er", "softmax", {}),
+        ("er", "ncm", {"centred": True}),
+        ("scr", "ncm", {"centred": True, "projection_share": 0.5}),
+    ],
+)
+def test_a_copy_answers_as_the_classifier_does(method: str, classifier: str, options: dict[str, object]) -> None:
+    model = taught("cat", "dog", "owl", method=method, classifier=classifier, options=options)
     replica = Replica(model, 36)
     asked = torch.cat([images_of(label, 3, start=100) for label in ("owl", "cat", "fox")])
     answers = replica.answer(asked, neighbours=4)
