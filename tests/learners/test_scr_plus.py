@@ -282,7 +282,7 @@ def test_the_temperature_of_means_makes_stored_images_most_likely(centred):
     assert learner.temperature_of_means() is found  # once
     learner.learn(images[:10].clone(), labels[:10].clone())
     assert learner.temperature_of_means() != found
-    assert learn(make("er", memory_size=0, prototypes="sdc")).temperature_of_means() == 0.1
+    assert learn(make("er", memory_size=20, prototypes="sdc")).temperature_of_means() == 0.1
 
 
 def test_a_class_that_one_of_the_two_does_not_know_is_not_predicted():
