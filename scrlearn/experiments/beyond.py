@@ -49,7 +49,7 @@ def parts_of(method: str = "scr+") -> dict[str, dict[str, Any]]:
     """The parts of a preset: what it adds to the method it was built from, by name, with their options.
 
     >>> sorted(parts_of("scr+"))
-    ['averaging', 'cross_entropy_weight', 'mirror', 'momentum', 'update', 'updates_per_batch']
+    ['averaging', 'centred', 'cross_entropy_weight', 'mirror', 'momentum', 'update', 'updates_per_batch']
     """
     if method not in BASES:
         raise InputError(f'"{method}" is not built from another method.{suggest(method, BASES)}')
@@ -80,7 +80,7 @@ def ablations_of(
     -------
     >>> runs = ablations_of("scr+")
     >>> len(runs), runs["scr + mirror"].options, runs["scr+ − mirror"].options
-    (14, {'mirror': True}, {'mirror': False})
+    (16, {'mirror': True}, {'mirror': False})
     """
     base = BASES.get(method, method)
     common = {"dataset": dataset, "memory_size": memory_size, "seed": seed, "split": _split(dataset), **settings}
@@ -128,7 +128,7 @@ def runs_for(
     Example
     -------
     >>> len(runs_for("beyond", seeds=1)), len(runs_for("beyond-ablations", ["cifar10"], seeds=1))
-    (27, 14)
+    (27, 16)
     """
     if target not in TARGETS:
         raise InputError(f'There is no target "{target}".{suggest(target, TARGETS)}')

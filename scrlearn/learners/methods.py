@@ -80,7 +80,7 @@ METHODS: dict[str, Method] = {
             "this project",
             2026,
             "SCR with a cross-entropy term, momentum, two steps a batch and a balanced memory; averaged weights "
-            "answer, from each image and its mirror image",
+            "answer, from each image and its mirror image, by class means seen from their centre",
             {
                 "objective": "supervised-contrastive",
                 "retrieve": "random",
@@ -88,11 +88,12 @@ METHODS: dict[str, Method] = {
                 "memory_size": 2000,
                 "memory_batch": 100,
                 "classifier": "ncm",
-                "averaging": 0.995,
+                "averaging": 0.998,
                 "mirror": True,
+                "centred": True,
                 "cross_entropy_weight": 1.0,
                 "momentum": 0.9,
-                "learning_rate": 0.05,
+                "learning_rate": 0.02,
                 "updates_per_batch": 2,
             },
         ),

@@ -20,6 +20,7 @@ def test_the_parts_are_what_the_preset_adds():
     parts = parts_of("scr+")
     assert set(parts) == {
         "averaging",
+        "centred",
         "mirror",
         "cross_entropy_weight",
         "update",
@@ -76,7 +77,7 @@ def test_the_baseline_is_the_run_of_the_reproduction():
 
 
 def test_runs_are_narrowed_down():
-    assert len(runs_for("beyond-ablations")) == 2 * 14 * 5
+    assert len(runs_for("beyond-ablations")) == 2 * 16 * 5
     runs = runs_for("beyond", ["cifar100"], ["scr+"], [2000, 5000], [7, 8], order="shuffled", limit=20)
     assert len(runs) == 2 * 2 * 2
     assert {config.seed for config in runs} == {7, 8}

@@ -19,6 +19,7 @@ from scrlearn.learners.objectives import distillation
 
 PARTS = {
     "averaging": 0.9,
+    "centred": True,
     "mirror": True,
     "cross_entropy_weight": 1.0,
     "update": "balanced",
@@ -48,7 +49,7 @@ def test_the_preset_is_scr_and_its_parts():
 
 
 def test_it_learns():
-    learner = learn(plus(memory_size=60), batches=8)
+    learner = learn(plus(memory_size=60), batches=12)
     assert accuracy(learner) > 0.7
     assert accuracy(learner, "softmax") > 0.4
     counts = learner.memory.contents()[1].bincount()
