@@ -199,7 +199,7 @@ class Learner:
         for name in ("centred", "projection_share"):
             if getattr(self, name):
                 raise InputError(
-                    f"{name} needs class means of stored images, and this learner has others: leave it out."
+                    f"{name} needs class means of stored images, and this learner has others: turn it off."
                 )
         return DriftCompensation(self.feature_length, width, len(self.met), self.device)
 
@@ -336,7 +336,8 @@ class Learner:
 
     def descend(self, gradient: list[Tensor], scale: float = 1.0) -> None:
         """One step of stochastic gradient descent, and of the averaged weights; `scale` shortens the gradient."""
-        if cuda_descent.suits(self.weights):
+        moved = self.weights if self.average is None else _split_tensors(self.network)[0]
+        if cuda_descent.suits(moved):
             self._descend_at_once(gradient, scale)
             return
         with torch.no_grad():

@@ -109,6 +109,8 @@ class SupervisedContrastive(Objective):
         f(x) or f(x, generator) (see `scrlearn.augment.as_augment`).
     views
         "joint": both views in one forward; "separate": a forward each, so BatchNorm statistics are per view.
+    feature_weight
+        Weight of the same loss on the encoder features themselves, which the nearest class mean compares; 0: none.
     cross_entropy_weight
         Weight of a cross-entropy term on the encoder features beside the contrastive loss; 0: none.
     probe
@@ -127,6 +129,7 @@ class SupervisedContrastive(Objective):
         projection: str = "mlp",
         augment: bool | Callable[..., Any] | None = True,
         views: str = "joint",
+        feature_weight: float = 0.0,
         cross_entropy_weight: float = 0.0,
         probe: bool = False,
         distillation_weight: float = 0.0,
@@ -135,6 +138,7 @@ class SupervisedContrastive(Objective):
             raise InputError(f"temperature is {temperature}; it must be above 0.")
         if views not in ("joint", "separate"):
             raise InputError(f'views is "{views}"; it must be "joint" or "separate".')
+        _check_weight("feature_weight", feature_weight)
         _check_weight("cross_entropy_weight", cross_entropy_weight)
         _check_weight("distillation_weight", distillation_weight)
         if distillation_weight and not cross_entropy_weight:
@@ -144,7 +148,7 @@ class SupervisedContrastive(Objective):
             )
         self.temperature, self.projection = temperature, projection
         self.augment = Augment() if augment is True else as_augment(None if augment is False else augment)
-        self.views = views
+        self.views, self.feature_weight = views, feature_weight
         self.cross_entropy_weight, self.distillation_weight = cross_entropy_weight, distillation_weight
         self.has_head = probe or cross_entropy_weight > 0
 
@@ -157,6 +161,9 @@ class SupervisedContrastive(Objective):
         features = network.features(torch.cat([raw, second]), segments)
         both = torch.cat([y, y])
         loss = supervised_contrastive_loss(network.project(features), both, self.temperature)
+        if self.feature_weight:
+            own = supervised_contrastive_loss(F.normalize(features, dim=1), both, self.temperature)
+            loss = loss + self.feature_weight * own
         if network.head is None:
             return loss
         if not self.cross_entropy_weight:

@@ -48,13 +48,12 @@ class Tensors(ctypes.Structure):
 
 
 def suits(weights: Sequence[Tensor]) -> bool:
-    """Whether the kernel can move these weights."""
-    first = weights[0]
+    """Whether the kernel can move these weights, and their averages."""
     return (
-        first.is_cuda
+        bool(weights)
         and torch.version.cuda is not None
-        and all(w.dtype == torch.float32 and _in_one_piece(w) for w in weights)
-        and trusted(first.get_device())
+        and all(w.is_cuda and w.dtype == torch.float32 and _in_one_piece(w) for w in weights)
+        and trusted(weights[0].get_device())
     )
 
 

@@ -1,6 +1,7 @@
 """The parts of scr+, each against an independent computation; and that every method can use those that fit it."""
 
 import copy
+import math
 import warnings
 
 import numpy as np
@@ -209,6 +210,36 @@ def test_momentum_and_weight_decay_are_those_of_torch(review, decay):
     assert scales.count(0.1) == (1 if review else 0)  # 120 images, one batch of 100 after the second task
     for ours, theirs in zip(learner.weights, twin, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+# ---------------------------------------------------------------- the loss on features too
+
+
+def test_the_loss_on_features_is_added_with_its_weight():
+    """Against the formula in plain loops, on features and on projections."""
+    learner = learn(make("scr", memory_size=20, memory_batch=10, feature_weight=0.3, augment=None, precision="fp32"))
+    x, y = digits(6)
+    y = y % 3
+
+    def by_hand(z):
+        total = 0.0
+        for i in range(len(z)):
+            others = [j for j in range(len(z)) if j != i]
+            positives = [j for j in others if both[j] == both[i]]
+            below = sum(float(torch.exp(z[i] @ z[j] / 0.1)) for j in others)
+            logs = [math.log(float(torch.exp(z[i] @ z[j] / 0.1)) / below) for j in positives]
+            total -= sum(logs) / max(1, len(logs))
+        return total / len(z)
+
+    learner.set_training(True)
+    both = torch.cat([y, y]).tolist()
+    with torch.no_grad():
+        images = x.double() / 255
+        network = copy.deepcopy(learner.network).double()
+        features = network.encoder(torch.cat([images, images]))
+        expected = by_hand(network.project(features)) + 0.3 * by_hand(F.normalize(features, dim=1))
+        found = float(learner.objective.loss(learner, x, y))
+    assert found == pytest.approx(expected, rel=1e-3)
 
 
 # ---------------------------------------------------------------- several steps a batch
