@@ -49,11 +49,11 @@ class Replay(Keeper):
         self.objective, self.retrieve = objective, retrieve
         self.projection, self.has_head = objective.projection, objective.has_head
         self.graph_safe = retrieve.graph_safe
+        if others.get("memory_size", 0) == 0 and not isinstance(retrieve, NoRetrieval):
+            raise InputError("memory_size is 0, and a replay method lives on its memory: give memory_size ≥ 1.")
         super().__init__(**others)
         if updates_per_batch < 1:
             raise InputError(f"updates_per_batch is {updates_per_batch}; it must be 1 or more.")
-        if self.memory.capacity == 0 and not isinstance(retrieve, NoRetrieval):
-            raise InputError("memory_size is 0, and a replay method lives on its memory: give memory_size ≥ 1.")
         if objective.distillation_weight and self.average is None:
             raise InputError(
                 f"distillation_weight is {objective.distillation_weight}, but there are no averaged weights that could "
