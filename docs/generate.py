@@ -159,11 +159,15 @@ def datasets(_: str) -> str:
     return table(("name", "what it is", "tasks", "where", "can be downloaded"), rows)
 
 
-def search(name: str) -> str:
-    """The best trials of a search that `scr tune --json` wrote down, with the mean over its seeds in percent."""
+def search(arguments: str) -> str:
+    """The best trials of a search that `scr tune --json` wrote down, by the first of the classifiers named after it.
+
+    Figures are means over the search's seeds, in percent.
+    """
+    name, *classifiers = arguments.split()
     found = json.loads((DOCS.parent / "results" / "tuning" / f"{name}.json").read_text(encoding="utf-8"))
-    best = sorted(found["trials"], key=lambda trial: -trial["mean"])[:8]
-    options, classifiers = list(best[0]["values"]), list(best[0]["by_classifier"])
+    best = sorted(found["trials"], key=lambda trial: -statistics.mean(trial["by_classifier"][classifiers[0]]))[:8]
+    options = list(best[0]["values"])
     rows = [
         (
             *(f"{trial['values'][option]}" for option in options),
@@ -172,7 +176,7 @@ def search(name: str) -> str:
         for trial in best
     ]
     headings = (*(f"`{option}`" for option in options), *(f"{classifier}, %" for classifier in classifiers))
-    return f"{len(found['trials'])} trials; the best by `{found['config']['classifier']}`:\n\n{table(headings, rows)}"
+    return f"{len(found['trials'])} trials; the best by `{classifiers[0]}`:\n\n{table(headings, rows)}"
 
 
 # ---------------------------------------------------------------- the command line

@@ -143,6 +143,14 @@ class NearestClassMean:
         z = F.normalize(features, dim=1)
         return z if self.centre is None else F.normalize(z - self.centre, dim=1)
 
+    def temperature(self, features: Tensor, y: Tensor, default: float) -> float:
+        """At which temperature cosines are logits: where the features that the prototypes were made from are told best.
+
+        Each is compared with a prototype of its class made without it; see `leave_one_out` and `fit_temperature`.
+        """
+        scores, others = leave_one_out(self.directions(features), y, len(self.present))
+        return fit_temperature(scores[others], y[others], default)
+
     def distances(self, features: Tensor) -> Tensor:
         """Euclidean distances of normalised features to the prototypes, ``inf`` where there is none."""
         cosine = self.directions(features) @ self.prototypes.T

@@ -11,13 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scrlearn.classifiers import (
-    LinearDiscriminant,
-    NearestClassMean,
-    SoftmaxHead,
-    fit_temperature,
-    leave_one_out,
-)
+from scrlearn.classifiers import LinearDiscriminant, NearestClassMean, SoftmaxHead
 from scrlearn.devices import numerics, resolve_device, resolve_precision
 from scrlearn.errors import InputError, NotFittedError, suggest
 from scrlearn.learners.sdc import DriftCompensation
@@ -516,9 +510,7 @@ class Learner:
             return NCM_TEMPERATURE
         if self._temperature is None:
             features, labels = self._stored_features()
-            seen = self.prototypes().directions(self.compared(features))
-            scores, others = leave_one_out(seen, labels, self.num_classes)
-            self._temperature = fit_temperature(scores[others], labels[others], NCM_TEMPERATURE)
+            self._temperature = self.prototypes().temperature(self.compared(features), labels, NCM_TEMPERATURE)
         return self._temperature
 
     @torch.no_grad()

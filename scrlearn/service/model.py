@@ -183,18 +183,15 @@ class Replica:
         if learner.drift is not None:
             self.ncm = learner.prototypes()
         if len(images) and self.finite:
-            if learner.classifier == "ncm":
-                self.temperature = self._calibrate(seen, stored)
+            if learner.classifier == "ncm" and self.ncm is not None:
+                self.temperature = self._calibrate(self.ncm, learner.compared(seen), stored)
             self._scores(seen[:1])  # what a classifier computes once, it computes here and not for the first answer
 
-    def _calibrate(self, seen: Tensor, stored: Tensor) -> float:
+    def _calibrate(self, ncm: NearestClassMean, seen: Tensor, stored: Tensor) -> float:
         """The temperature at which a confidence is the share of stored images that such answers are right for."""
-        learner = self.model.learner_
-        if learner.drift is not None and self.ncm is not None:  # these prototypes are not made from the memory
-            return fit_temperature(self.ncm.scores(seen), stored, NCM_TEMPERATURE)
-        compared = seen if self.ncm is None else self.ncm.directions(learner.compared(seen))
-        scores, others = leave_one_out(compared, stored, learner.num_classes)
-        return fit_temperature(scores[others], stored[others], NCM_TEMPERATURE)
+        if self.model.learner_.drift is not None:  # these prototypes are not made from the memory
+            return fit_temperature(ncm.scores(seen), stored, NCM_TEMPERATURE)
+        return ncm.temperature(seen, stored, NCM_TEMPERATURE)
 
     def counts(self) -> dict[str, int]:
         """Stored images of each label."""
