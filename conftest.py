@@ -6,6 +6,7 @@ NEED_TRITON = [
     "scrlearn/augment_fused.py",
     "scrlearn/losses_fused.py",
     "scrlearn/memory/fused.py",
+    "scrlearn/mixing_fused.py",
     "scrlearn/models/fused.py",
     "scrlearn/models/fused_conv.py",
 ]

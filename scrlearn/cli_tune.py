@@ -25,7 +25,10 @@ DEFAULT_STUDY = Path("tuning.db")
 def tune(
     dataset: Annotated[str, typer.Option(help="A name of `scr data list`, or folder:PATH.")] = "digits",
     method: Annotated[str, typer.Option(help="A name of `scr methods`.")] = "scr",
-    memory: Annotated[int | None, typer.Option(min=0, help="Images kept. (default: the method's)")] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", help="Images kept; of several sizes, the mean counts. (default: the method's)"),
+    ] = None,
     space: Annotated[
         list[str] | None,
         typer.Option(
@@ -87,7 +90,6 @@ def tune(
     config = RunConfig(
         dataset=dataset,
         method=method,
-        memory_size=memory,
         seed=seed,
         tasks=tasks,
         first_tasks=first_tasks,
@@ -103,12 +105,14 @@ def tune(
         classes_ahead=classes_ahead,
         engine=engine,
     )
-    with Bars(f"{method} on {dataset}", trials, seeds, quiet) as bars:
+    sizes = _sizes(memory)
+    with Bars(f"{method} on {dataset}", trials, seeds * max(1, len(sizes)), quiet) as bars:
         found = search(
             config,
             _space(space) if space else None,
             trials=trials,
             seeds=seeds,
+            memory_sizes=sizes,
             study=study,
             sampler_seed=sampler_seed,
             prune=prune,
@@ -119,6 +123,14 @@ def tune(
             watcher=bars,
         )
     _report(found, as_json, quiet)
+
+
+def _sizes(given: str | None) -> list[int]:
+    """N, or N,N,…"""
+    sizes = given.split(",") if given else []
+    if not all(size.strip().isdecimal() for size in sizes):
+        raise typer.BadParameter(f'"{given}" is not a number of images, nor several such as 150,600.')
+    return [int(size) for size in sizes]
 
 
 def _space(given: list[str]) -> dict[str, list[Any]]:
@@ -142,17 +154,17 @@ class Bars:
     ----------
     name
         What is searched, in a few words.
-    trials, seeds
-        How many, and seeds of each.
+    trials, runs
+        How many, and runs of each.
     quiet
         Show nothing.
     console
         Where to show; by default standard error.
     """
 
-    def __init__(self, name: str, trials: int, seeds: int, quiet: bool, console: Console | None = None) -> None:
+    def __init__(self, name: str, trials: int, runs: int, quiet: bool, console: Console | None = None) -> None:
         self.console, self.quiet = console or Console(stderr=True), quiet
-        self.trials, self.seeds = trials, seeds
+        self.trials, self.runs_of_each = trials, runs
         self.done, self.runs, self.best = 0, dict[int, float](), 0.0
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"))
         self.bar = Progress(
@@ -202,7 +214,7 @@ class Bars:
 
     def _show(self) -> None:
         text = f"{self.done}/{self.trials}" + (f", best {100 * self.best:.1f}%" if self.done else "")
-        self.bar.update(self.task, completed=self.done + sum(self.runs.values()) / self.seeds, text=text)
+        self.bar.update(self.task, completed=self.done + sum(self.runs.values()) / self.runs_of_each, text=text)
 
 
 def _values(trial: Trial) -> str:

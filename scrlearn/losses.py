@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,16 @@ from torch import Tensor
 MOST_ROWS = 4096  # of the loss in one kernel, which takes all rows at once
 
 
-def supervised_contrastive_loss(z: Tensor, y: Tensor, temperature: float = 0.1) -> Tensor:
+class Mixture(NamedTuple):
+    """What rows are that show two images: `other`, the class of the second, and `share`, how much of the row it is."""
+
+    other: Tensor
+    share: Tensor
+
+
+def supervised_contrastive_loss(
+    z: Tensor, y: Tensor, temperature: float = 0.1, mixture: Mixture | None = None
+) -> Tensor:
     r"""Supervised contrastive loss, averaged over the anchors.
 
     .. math::
@@ -27,6 +37,14 @@ def supervised_contrastive_loss(z: Tensor, y: Tensor, temperature: float = 0.1) 
         The class of each row (n).
     temperature
         τ: small values separate the classes more sharply.
+    mixture
+        Where rows are of two classes each: what else they are. Every other row j is then a positive of i as much as the
+        two are alike, and its term counts so much in the mean:
+
+        .. math:: w_{ij} = \sum_c p_{ic} \, p_{jc}
+
+        where :math:`p_{ic}` is how much of row i is of class c. For rows of one class this is 1 or 0, and the loss the
+        one above.
 
     An anchor without any positive adds nothing (its sum over P(i) is empty), so the loss stays finite.
 
@@ -41,18 +59,34 @@ def supervised_contrastive_loss(z: Tensor, y: Tensor, temperature: float = 0.1) 
     0.5514
     """
     if z.is_cuda and z.dtype == torch.float32 and len(z) <= MOST_ROWS and (fused := _fused()) is not None:
-        return fused(z, y, temperature)
+        return fused(z, y, temperature, mixture)
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
     logits = (z @ z.T / temperature).masked_fill(itself, -torch.inf)
     log_probability = logits - torch.logsumexp(logits, dim=1, keepdim=True)
+    if mixture is not None:
+        alike = _alike(y, mixture, z.dtype).masked_fill(itself, 0.0)
+        whole = alike.sum(1)
+        likelihood = (log_probability.masked_fill(itself, 0.0) * alike).sum(1) / torch.where(whole > 0, whole, 1.0)
+        return -likelihood.mean()
     positive = (y[:, None] == y[None, :]) & ~itself
     # masked_fill before the sum: -inf on the diagonal times 0 would be NaN
     likelihood = log_probability.masked_fill(~positive, 0.0).sum(1) / positive.sum(1).clamp(min=1)
     return -likelihood.mean()
 
 
+def _alike(y: Tensor, mixture: Mixture, dtype: torch.dtype) -> Tensor:
+    """How much two rows are of one class, for all pairs."""
+    parts = ((y, 1 - mixture.share), (mixture.other, mixture.share))
+    terms = [
+        (classes[:, None] == others[None, :]) * (much[:, None] * as_much[None, :]).to(dtype)
+        for classes, much in parts
+        for others, as_much in parts
+    ]
+    return terms[0] + terms[1] + terms[2] + terms[3]
+
+
 @functools.cache
-def _fused() -> Callable[[Tensor, Tensor, float], Tensor] | None:
+def _fused() -> Callable[[Tensor, Tensor, float, Mixture | None], Tensor] | None:
     """The loss as one kernel for CUDA; None without Triton."""
     try:
         from scrlearn.losses_fused import supervised_contrastive_loss as fused
@@ -87,6 +121,13 @@ def distillation_loss(
     return (each if weight is None else weight * each).mean() * temperature**2
 
 
-def cross_entropy_loss(logits: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy; columns of classes not seen yet hold ``-inf`` and take no part."""
-    return F.cross_entropy(logits, y)
+def cross_entropy_loss(logits: Tensor, y: Tensor, mixture: Mixture | None = None) -> Tensor:
+    """Mean cross-entropy; columns of classes not seen yet hold ``-inf`` and take no part.
+
+    Rows that show two images (`mixture`) have the cross-entropies of both classes, each as much as it is there.
+    """
+    if mixture is None:
+        return F.cross_entropy(logits, y)
+    log_probability = torch.log_softmax(logits, dim=1)
+    own, other = (log_probability.gather(1, classes[:, None]).squeeze(1) for classes in (y, mixture.other))
+    return -torch.lerp(own, other, mixture.share.to(own.dtype)).mean()

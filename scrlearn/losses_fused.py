@@ -3,6 +3,8 @@
 The gradient is known in closed form. By the products of two rows i ≠ j it is, for an anchor i with positives P(i),
 
     (softmax over j of z_i · z_j / τ  −  [j ∈ P(i)] / |P(i)|) / (n τ).
+
+Rows of two classes have weights in the place of [j ∈ P(i)], and their sum in that of |P(i)|.
 """
 
 # Triton's kernels are its own language in Python's syntax, which mypy cannot check
@@ -14,9 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from scrlearn.losses import Mixture
+
 
 @triton.jit
-def _anchor(products, y, loss, gradient, rows, inverse_temperature, block: tl.constexpr):
+def _anchor(
+    products, y, also, share, loss, gradient, rows, inverse_temperature, block: tl.constexpr, mixed: tl.constexpr
+):
     """The loss of one anchor, and its gradient by the products with all other rows."""
     i = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, block)
@@ -25,12 +31,21 @@ def _anchor(products, y, loss, gradient, rows, inverse_temperature, block: tl.co
     top = tl.max(tl.where(others, logits, float("-inf")), 0)
     weight = tl.where(others, tl.exp(logits - top), 0.0)
     total = tl.sum(weight, 0)
-    positive = others & (tl.load(y + j, mask=j < rows, other=0) == tl.load(y + i))
-    share = 1.0 / tl.maximum(tl.sum(positive.to(tl.float32), 0), 1.0)
-    any_positive = tl.sum(positive.to(tl.int32), 0) > 0
-    likelihood = tl.sum(tl.where(positive, logits - top - tl.log(total), 0.0), 0) * share
+    theirs, own = tl.load(y + j, mask=j < rows, other=0), tl.load(y + i)
+    alike = tl.where(theirs == own, 1.0, 0.0)
+    if mixed:
+        their_other, own_other = tl.load(also + j, mask=j < rows, other=0), tl.load(also + i)
+        their_share, own_share = tl.load(share + j, mask=j < rows, other=0.0), tl.load(share + i)
+        alike *= (1 - own_share) * (1 - their_share)
+        alike += tl.where(their_other == own, (1 - own_share) * their_share, 0.0)
+        alike += tl.where(theirs == own_other, own_share * (1 - their_share), 0.0)
+        alike += tl.where(their_other == own_other, own_share * their_share, 0.0)
+    alike = tl.where(others, alike, 0.0)
+    whole = tl.sum(alike, 0)
+    each = 1.0 / tl.where(whole > 0, whole, 1.0)
+    likelihood = tl.sum(tl.where(alike > 0, alike * (logits - top - tl.log(total)), 0.0), 0) * each
     tl.store(loss + i, -likelihood)
-    slope = tl.where(any_positive & others, weight / total, 0.0) - tl.where(positive, share, 0.0)
+    slope = tl.where(others, weight / total, 0.0) * tl.where(whole > 0, 1.0, 0.0) - alike * each
     tl.store(gradient + i * rows + j, slope * inverse_temperature / rows, mask=j < rows)
 
 
@@ -38,15 +53,17 @@ class _SupervisedContrastive(torch.autograd.Function):
     """Autograd around the kernel."""
 
     @staticmethod
-    def forward(ctx, z, y, temperature):
+    def forward(ctx, z, y, temperature, mixture):
         """The mean over the anchors."""
         rows = len(z)
         products = z @ z.T
         each, gradient = torch.empty_like(products[0]), torch.empty_like(products)
         block = triton.next_power_of_2(rows)
+        also, share = (y, each) if mixture is None else (part.contiguous() for part in mixture)
         _anchor[(rows,)](
-            products, y, each, gradient, rows, 1.0 / temperature, block=block, num_warps=1 if block <= 512 else 8
-        )
+            products, y, also, share, each, gradient, rows, 1.0 / temperature,
+            block=block, mixed=mixture is not None, num_warps=1 if block <= 512 else 8,
+        )  # fmt: skip
         ctx.save_for_backward(z, gradient)
         return each.mean()
 
@@ -55,9 +72,9 @@ class _SupervisedContrastive(torch.autograd.Function):
     def backward(ctx, d_loss):
         """A product has two factors."""
         z, gradient = ctx.saved_tensors
-        return (gradient + gradient.T) @ z * d_loss, None, None
+        return (gradient + gradient.T) @ z * d_loss, None, None, None
 
 
-def supervised_contrastive_loss(z: Tensor, y: Tensor, temperature: float) -> Tensor:
+def supervised_contrastive_loss(z: Tensor, y: Tensor, temperature: float, mixture: Mixture | None = None) -> Tensor:
     """What `scrlearn.losses.supervised_contrastive_loss` gives, for float32 rows on a CUDA device."""
-    return _SupervisedContrastive.apply(z.contiguous(), y.contiguous(), temperature)
+    return _SupervisedContrastive.apply(z.contiguous(), y.contiguous(), temperature, mixture)

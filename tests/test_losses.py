@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scrlearn.losses import cross_entropy_loss, distillation_loss, supervised_contrastive_loss
+from scrlearn.losses import Mixture, cross_entropy_loss, distillation_loss, supervised_contrastive_loss
 
 
 def unit(rows, dim, seed, dtype=torch.float64):
@@ -105,6 +105,73 @@ def test_pulling_a_class_together_lowers_the_loss():
     assert losses == sorted(losses, reverse=True)
 
 
+# ---------------------------------------------------------------- rows of two classes
+
+
+def mixed_by_loops(z, y, other, share, temperature):
+    """Every pair counts as much as the two rows are of one class, summed over all classes."""
+    z, y, other, share = (values.tolist() for values in (z, y, other, share))
+    n, total = len(z), 0.0
+    much = [dict.fromkeys((y[i], other[i]), 0.0) for i in range(n)]
+    for i in range(n):
+        much[i][y[i]] += 1 - share[i]
+        much[i][other[i]] += share[i]
+    for i in range(n):
+        others = [j for j in range(n) if j != i]
+        products = {j: sum(a * b for a, b in zip(z[i], z[j], strict=True)) / temperature for j in others}
+        below = math.log(sum(math.exp(value) for value in products.values())) if others else 0.0
+        weights = {j: sum(much[i][c] * much[j].get(c, 0.0) for c in much[i]) for j in others}
+        if sum(weights.values()) > 0:
+            total -= sum(weights[j] * (products[j] - below) for j in others) / sum(weights.values())
+    return total / n
+
+
+rows_of_two = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from([0.0, 0.25, 0.6, 1.0])), min_size=1, max_size=10
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=rows_of_two, temperature=st.floats(0.05, 2.0), seed=st.integers(0, 2**32))
+def test_contrastive_loss_of_rows_of_two_classes_equals_plain_loops(rows, temperature, seed):
+    y, other, share = (torch.tensor(column) for column in zip(*rows, strict=True))
+    z = unit(len(rows), 4, seed)
+    found = supervised_contrastive_loss(z, y, temperature, Mixture(other, share)).item()
+    assert found == pytest.approx(mixed_by_loops(z, y, other, share, temperature), abs=1e-6, rel=1e-6)
+
+
+@settings(max_examples=10, deadline=None)
+@given(rows=rows_of_two, seed=st.integers(0, 2**32))
+def test_gradient_of_rows_of_two_classes(rows, seed):
+    y, other, share = (torch.tensor(column) for column in zip(*rows, strict=True))
+    z = unit(len(rows), 3, seed).requires_grad_()
+    mixture = Mixture(other, share)
+    assert torch.autograd.gradcheck(lambda z: supervised_contrastive_loss(z, y, 0.3, mixture), (z,), atol=1e-6)
+
+
+def test_rows_that_are_wholly_of_one_class_give_the_plain_losses():
+    z, logits = unit(12, 5, 0), torch.randn(12, 6, dtype=torch.float64)
+    y, other = torch.arange(12) % 3, torch.arange(12) % 4
+    for share, classes in ((torch.zeros(12), y), (torch.ones(12), other)):
+        mixture = Mixture(other, share)
+        plain = supervised_contrastive_loss(z, classes, 0.2).item()
+        assert supervised_contrastive_loss(z, y, 0.2, mixture).item() == pytest.approx(plain, abs=1e-12)
+        entropy = cross_entropy_loss(logits, classes).item()
+        assert cross_entropy_loss(logits, y, mixture).item() == pytest.approx(entropy, abs=1e-12)
+
+
+def test_cross_entropy_of_rows_of_two_classes():
+    logits = torch.tensor([[1.0, 2.0, -torch.inf, 0.0], [0.0, 1.0, -torch.inf, 3.0]], dtype=torch.float64)
+    y, other, share = torch.tensor([0, 3]), torch.tensor([1, 1]), torch.tensor([0.25, 0.5], dtype=torch.float64)
+    logs = [[v - math.log(sum(math.exp(u) for u in row)) for v in row] for row in logits.tolist()]
+    expected = -(0.75 * logs[0][0] + 0.25 * logs[0][1] + 0.5 * logs[1][3] + 0.5 * logs[1][1]) / 2
+    leaf = logits.clone().requires_grad_()
+    loss = cross_entropy_loss(leaf, y, Mixture(other, share))
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    assert loss.item() == pytest.approx(expected, abs=1e-12)
+    assert not gradient[:, 2].any()
+
+
 # ---------------------------------------------------------------- distillation
 
 
@@ -193,15 +260,19 @@ def test_cross_entropy_leaves_out_classes_not_met():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnTheDevice:
     @pytest.mark.parametrize("temperature", [0.07, 1.0])
+    @pytest.mark.parametrize("mixed", [False, True])
     @pytest.mark.parametrize(("rows", "classes"), [(220, 12), (8, 3), (30, 1000), (2, 1), (1, 1), (2020, 100)])
-    def test_the_kernel_and_its_gradient_are_those_of_the_formula(self, rows, classes, temperature):
+    def test_the_kernel_and_its_gradient_are_those_of_the_formula(self, rows, classes, mixed, temperature):
         random = torch.Generator().manual_seed(rows)
         z = F.normalize(torch.randn(rows, 128, generator=random), dim=1)
-        y = torch.randint(classes, (rows,), generator=random)
+        y, other = torch.randint(classes, (2, rows), generator=random)
+        share = torch.rand(rows, generator=random).sub(0.3).clamp_(min=0)
         near, exact = z.cuda().requires_grad_(), z.double().requires_grad_()
-        found = supervised_contrastive_loss(near, y.cuda(), temperature)
+        found = supervised_contrastive_loss(
+            near, y.cuda(), temperature, Mixture(other.cuda(), share.cuda()) if mixed else None
+        )
         assert "SupervisedContrastive" in type(found.grad_fn).__name__
-        expected = supervised_contrastive_loss(exact, y, temperature)
+        expected = supervised_contrastive_loss(exact, y, temperature, Mixture(other, share.double()) if mixed else None)
         torch.testing.assert_close(found.detach().cpu().double(), expected.detach(), rtol=1e-4, atol=1e-5)
         (gradient,), (right,) = torch.autograd.grad(3 * found, near), torch.autograd.grad(3 * expected, exact)
         torch.testing.assert_close(

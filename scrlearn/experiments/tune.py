@@ -21,7 +21,8 @@ from scrlearn.experiments.claims import Claims
 from scrlearn.experiments.config import RunConfig
 from scrlearn.experiments.identity import canonical_json, digest, identity
 from scrlearn.experiments.record import Moment
-from scrlearn.experiments.runner import run_all, run_seeds
+from scrlearn.experiments.result import Result
+from scrlearn.experiments.runner import run_all
 from scrlearn.learners import find_method
 from scrlearn.learners.methods import PARTS
 from scrlearn.randomness import derived_seed
@@ -39,10 +40,12 @@ _REPLAY = {**_STEPS, "memory_batch": (10, 20, 50, 100)}
 SPACES: dict[str, Space] = {
     "scr": {**_STEPS, "memory_batch": (50, 100, 200), "temperature": (0.05, 0.07, 0.1, 0.2)},
     "scr+": {
-        **_STEPS,
-        "averaging": (0.99, 0.995, 0.998, 0.999),
-        "cross_entropy_weight": (0.3, 1.0, 3.0),
-        "temperature": (0.07, 0.1, 0.2),
+        "learning_rate": (0.005, 0.01, 0.02),
+        "weight_decay": (0.001, 0.003, 0.006),
+        "cross_entropy_weight": (1.0, 2.0, 4.0),
+        "feature_weight": (0.0, 1.0, 2.0),
+        "temperature": (0.1, 0.2),
+        "mix_after": (0.0, 100.0, 300.0, 1000.0),
     },
     "er": _REPLAY,
     "a-gem": _REPLAY,
@@ -189,6 +192,7 @@ def tune(
     *,
     trials: int = 30,
     seeds: int | Sequence[int] = 3,
+    memory_sizes: Sequence[int] = (),
     study: str | Path = "tuning.db",
     sampler_seed: int = 0,
     prune: bool = False,
@@ -218,6 +222,8 @@ def tune(
         How many, those in the study already included.
     seeds
         How many (from the configuration's own on), or which.
+    memory_sizes
+        Run every trial with each of these, in the place of the configuration's; the mean over them counts.
     study
         The SQLite file; searches that differ in anything but `trials` lie in it side by side.
     sampler_seed
@@ -243,12 +249,16 @@ def tune(
     numbers = list(range(config.seed, config.seed + seeds)) if isinstance(seeds, int) else list(seeds)
     if trials < 1 or not numbers:
         raise InputError(f"trials is {trials} and there are {len(numbers)} seeds; expected 1 or more of each.")
+    if len(set(memory_sizes)) < len(memory_sizes):
+        raise InputError(f"The memory sizes are {list(memory_sizes)}; expected each once.")
+    if memory_sizes:
+        config = config.replace(memory_size=max(memory_sizes))
     if at_once < 1 or (at_once > 1 and prune):
         raise InputError(f"at_once is {at_once}; expected 1 or more, and 1 where bad trials are given up early.")
     dataset = dataset or load(config.dataset, data_root, download=download, image_size=config.image_size)
     config = _first_tasks(config, dataset)
     dataset = config.prepare(dataset)
-    book = Book(Path(study), config, space, numbers, sampler_seed, prune)
+    book = Book(Path(study), config, space, numbers, sampler_seed, prune, memory_sizes)
     watcher = watcher or Nobody()
     claims, mine = Claims(book.path.parent), f".{book.path.name}-{book.name}"
     if not claims.take(mine):
@@ -275,20 +285,14 @@ def _try(book: Book, dataset: Dataset, parallel: int | None, watcher: Watcher) -
     """Run one trial with all its seeds."""
     values, begin = book.propose(), time.monotonic()
     watcher.started(len(book.trials()), values)
-    config, pruned = with_values(book.config, values), False
-    accuracies: list[float] = []
-    by_classifier: dict[str, list[float]] = {}
+    results: list[Result] = []
+    pruned = False
     for seeds in book.groups():
-        if pruned := bool(accuracies) and book.gives_up(accuracies[0]):
+        if pruned := bool(results) and book.gives_up(book.accuracies(results)[0][0]):
             break
-        results = run_seeds(
-            config, seeds, dataset=dataset, pictures=False, parallel=parallel, progress=watcher.progress
-        )
-        for result in results:
-            accuracies.append(_number(result.average_accuracy))
-            for name, figures in result.by_classifier.items():
-                by_classifier.setdefault(name, []).append(_number(figures["average_accuracy"]))
-    trial = Trial(len(book.trials()), values, tuple(accuracies), by_classifier, time.monotonic() - begin, pruned)
+        configs = book.configs(values, seeds)
+        results += run_all(configs, dataset, parallel=parallel, progress=watcher.progress)
+    trial = Trial(len(book.trials()), values, *book.accuracies(results), time.monotonic() - begin, pruned)
     book.keep(trial)
     return trial
 
@@ -302,17 +306,11 @@ def _try_several(
     for number in range(done, done + count):
         proposed.append(book.propose(number - number % at_once, proposed))
         watcher.started(number, proposed[-1])
-    configs = [with_values(book.config, values).replace(seed=seed) for values in proposed for seed in book.seeds]
+    configs = [config for values in proposed for config in book.configs(values, book.seeds)]
     results = run_all(configs, dataset, parallel=parallel, progress=watcher.progress)
-    each = (time.monotonic() - begin) / count
+    seconds, runs = (time.monotonic() - begin) / count, len(configs) // count
     for i, values in enumerate(proposed):
-        own = results[i * len(book.seeds) : (i + 1) * len(book.seeds)]
-        by_classifier = {
-            name: [_number(result.by_classifier[name]["average_accuracy"]) for result in own]
-            for name in own[0].by_classifier
-        }
-        accuracies = tuple(_number(result.average_accuracy) for result in own)
-        trial = Trial(done + i, values, accuracies, by_classifier, each)
+        trial = Trial(done + i, values, *book.accuracies(results[i * runs : (i + 1) * runs]), seconds)
         book.keep(trial)
         watcher.ended(trial)
 
@@ -374,15 +372,23 @@ class Book:
     ----------
     path
         The file.
-    config, space, seeds, sampler_seed, prune
+    config, space, seeds, sampler_seed, prune, memory_sizes
         What is searched; together they are the study's name.
     """
 
     def __init__(
-        self, path: Path, config: RunConfig, space: Space, seeds: list[int], sampler_seed: int, prune: bool
+        self,
+        path: Path,
+        config: RunConfig,
+        space: Space,
+        seeds: list[int],
+        sampler_seed: int,
+        prune: bool,
+        memory_sizes: Sequence[int] = (),
     ) -> None:
         self.optuna = _require_optuna()
         self.path, self.config, self.space, self.seeds = path, config, space, seeds
+        self.memory_sizes: list[int | None] = [*memory_sizes] or [config.memory_size]
         self.sampler_seed, self.prune = sampler_seed, prune
         choice = self.optuna.distributions.CategoricalDistribution
         self.distributions = {name: choice(list(values)) for name, values in space.items()}
@@ -392,6 +398,7 @@ class Book:
             "seeds": seeds,
             "sampler_seed": sampler_seed,
             "prune": prune,
+            **({"memory_sizes": self.memory_sizes} if len(self.memory_sizes) > 1 else {}),
         }
         self.name = digest(about)[:12]
         self.study = self._open(f"{config.method} on {config.dataset}, {self.name}")
@@ -406,6 +413,22 @@ class Book:
             return self.optuna.create_study(storage=storage, study_name=name, direction="maximize", load_if_exists=True)
         except Exception as error:  # SQLAlchemy's errors have no common base with ours
             raise InputError(f'"{self.path}" cannot be used as a study: {error}') from error
+
+    def configs(self, values: Values, seeds: Sequence[int]) -> list[RunConfig]:
+        """The runs of a trial: for each seed, one with each memory size."""
+        config = with_values(self.config, values)
+        return [config.replace(seed=seed, memory_size=size) for seed in seeds for size in self.memory_sizes]
+
+    def accuracies(self, results: Sequence[Result]) -> tuple[tuple[float, ...], dict[str, list[float]]]:
+        """A figure for each seed, the mean over the memory sizes; and the same for every classifier."""
+        names = list(results[0].by_classifier)
+        return tuple(self._means([result.average_accuracy for result in results])), {
+            name: self._means([result.by_classifier[name]["average_accuracy"] for result in results]) for name in names
+        }
+
+    def _means(self, accuracies: Sequence[float | None]) -> list[float]:
+        numbers, size = [_number(accuracy) for accuracy in accuracies], len(self.memory_sizes)
+        return [statistics.fmean(numbers[first : first + size]) for first in range(0, len(numbers), size)]
 
     @property
     def untried(self) -> int:

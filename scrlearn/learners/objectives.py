@@ -11,11 +11,13 @@ from torch import Tensor
 
 from scrlearn.augment import Augment, as_augment
 from scrlearn.errors import InputError
-from scrlearn.losses import cross_entropy_loss, distillation_loss, supervised_contrastive_loss
+from scrlearn.losses import Mixture, cross_entropy_loss, distillation_loss, supervised_contrastive_loss
+from scrlearn.mixing import cut_mix
 from scrlearn.models.network import to_float
 
 if TYPE_CHECKING:
     from scrlearn.learners.base import Learner
+    from scrlearn.learners.replay import Replay
 
 
 class Objective:
@@ -23,7 +25,8 @@ class Objective:
 
     `joint`: stream and memory images go through the network as one batch; otherwise each has its own forward and the
     gradients add up. `needs_memory`: no step is made while the memory is empty. `distillation_weight`: above 0, the
-    learner's averaged weights teach (see `distillation`). `has_losses`: whether `losses` is there.
+    learner's averaged weights teach (see `distillation`). `mix_after`: above 0, the learner counts how often it has
+    replayed. `has_losses`: whether `losses` is there.
     """
 
     joint = False
@@ -32,12 +35,13 @@ class Objective:
     has_head = True
     has_losses = False
     distillation_weight = 0.0
+    mix_after = 0.0
 
-    def loss(self, learner: Learner, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, learner: Replay, x: Tensor, y: Tensor) -> Tensor:
         """The loss on one batch (uint8 images)."""
         raise NotImplementedError
 
-    def losses(self, learner: Learner, x: Tensor, y: Tensor, segments: int) -> Tensor:
+    def losses(self, learner: Replay, x: Tensor, y: Tensor, segments: int) -> Tensor:
         """The losses on several batches of one size that follow each other, in one pass with statistics for each."""
         raise NotImplementedError
 
@@ -81,7 +85,7 @@ class CrossEntropy(Objective):
         self.joint, self.distillation_weight = joint, distillation_weight
         self.has_losses = not distillation_weight
 
-    def loss(self, learner: Learner, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, learner: Replay, x: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropy of the batch."""
         logits = learner.network.logits(x)
         loss = cross_entropy_loss(logits, y)
@@ -89,7 +93,7 @@ class CrossEntropy(Objective):
             loss = loss + self.distillation_weight * distillation(learner, x, y, logits)
         return loss
 
-    def losses(self, learner: Learner, x: Tensor, y: Tensor, segments: int) -> Tensor:
+    def losses(self, learner: Replay, x: Tensor, y: Tensor, segments: int) -> Tensor:
         """Mean cross-entropy of each batch."""
         each = F.cross_entropy(learner.network.logits(x, segments), y, reduction="none")
         return each.view(segments, -1).mean(1)
@@ -109,6 +113,10 @@ class SupervisedContrastive(Objective):
         f(x) or f(x, generator) (see `scrlearn.augment.as_augment`).
     views
         "joint": both views in one forward; "separate": a forward each, so BatchNorm statistics are per view.
+    mix_after
+        Replays of a stored image after which half of its augmented views have a piece of another one pasted in (CutMix,
+        see `scrlearn.mixing`); after r replays the share is r / (r + mix_after). Both losses take such a view for as
+        much of each class as it shows. 0: none has.
     feature_weight
         Weight of the same loss on the encoder features themselves, which the nearest class mean compares; 0: none.
     cross_entropy_weight
@@ -129,6 +137,7 @@ class SupervisedContrastive(Objective):
         projection: str = "mlp",
         augment: bool | Callable[..., Any] | None = True,
         views: str = "joint",
+        mix_after: float = 0.0,
         feature_weight: float = 0.0,
         cross_entropy_weight: float = 0.0,
         probe: bool = False,
@@ -138,6 +147,7 @@ class SupervisedContrastive(Objective):
             raise InputError(f"temperature is {temperature}; it must be above 0.")
         if views not in ("joint", "separate"):
             raise InputError(f'views is "{views}"; it must be "joint" or "separate".')
+        _check_weight("mix_after", mix_after)
         _check_weight("feature_weight", feature_weight)
         _check_weight("cross_entropy_weight", cross_entropy_weight)
         _check_weight("distillation_weight", distillation_weight)
@@ -148,28 +158,33 @@ class SupervisedContrastive(Objective):
             )
         self.temperature, self.projection = temperature, projection
         self.augment = Augment() if augment is True else as_augment(None if augment is False else augment)
-        self.views, self.feature_weight = views, feature_weight
+        self.views, self.mix_after, self.feature_weight = views, mix_after, feature_weight
         self.cross_entropy_weight, self.distillation_weight = cross_entropy_weight, distillation_weight
         self.has_head = probe or cross_entropy_weight > 0
 
-    def loss(self, learner: Learner, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, learner: Replay, x: Tensor, y: Tensor) -> Tensor:
         """Eq. 3 over both views of the batch."""
         network = learner.network
         raw = to_float(x)
         second = self.augment(raw, learner.generator)
+        both, mixture = torch.cat([y, y]), None
+        if self.mix_after and learner.replaying:
+            probability = torch.zeros(len(y), device=y.device)
+            probability[-learner.replaying :] = learner.replays / (learner.replays + self.mix_after)
+            second, other, share = cut_mix(second, learner.generator, probability)
+            mixture = Mixture(torch.cat([y, y.index_select(0, other)]), torch.cat([torch.zeros_like(share), share]))
         segments = 1 if self.views == "joint" else 2
         features = network.features(torch.cat([raw, second]), segments)
-        both = torch.cat([y, y])
-        loss = supervised_contrastive_loss(network.project(features), both, self.temperature)
+        loss = supervised_contrastive_loss(network.project(features), both, self.temperature, mixture)
         if self.feature_weight:
-            own = supervised_contrastive_loss(F.normalize(features, dim=1), both, self.temperature)
+            own = supervised_contrastive_loss(F.normalize(features, dim=1), both, self.temperature, mixture)
             loss = loss + self.feature_weight * own
         if network.head is None:
             return loss
         if not self.cross_entropy_weight:
-            return loss + cross_entropy_loss(network.head(features.detach()), both)
+            return loss + cross_entropy_loss(network.head(features.detach()), both, mixture)
         logits = network.head(features)
-        loss = loss + self.cross_entropy_weight * cross_entropy_loss(logits, both)
+        loss = loss + self.cross_entropy_weight * cross_entropy_loss(logits, both, mixture)
         if self.distillation_weight:
             loss = loss + self.distillation_weight * distillation(learner, raw, y, logits[: len(y)])
         return loss

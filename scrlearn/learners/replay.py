@@ -61,7 +61,14 @@ class Replay(Keeper):
             )
         self.review, self.updates_per_batch = review, updates_per_batch
         self.trains_on_memory = review or not isinstance(retrieve, NoRetrieval)
+        self.replaying = 0  # images of the batch at hand that are from the memory: its last ones
+        self.replayed = torch.zeros((), dtype=torch.int64, device=self.device)
         retrieve.attach(self)
+
+    @property
+    def replays(self) -> Tensor:
+        """How often an image in memory has been replayed, on average; counted where the objective asks for it."""
+        return self.replayed / self.memory.filled.clamp(min=1)
 
     def train_batch(self, x: Tensor, y: Tensor) -> Tensor:
         """Algorithm 1: retrieve, step, update the memory."""
@@ -73,11 +80,14 @@ class Replay(Keeper):
         return loss
 
     def _joint_step(self, x: Tensor, y: Tensor) -> Tensor:
+        self.replaying = 0
         if self.memory.size:
             memory_x, memory_y = self.retrieve(self, x, y, self.memory_batch)
-            x, y = torch.cat([x, memory_x]), torch.cat([y, memory_y])
+            x, y, self.replaying = torch.cat([x, memory_x]), torch.cat([y, memory_y]), len(memory_x)
         loss = self.objective.loss(self, x, y)
         self.descend(self.gradient(loss))
+        if self.objective.mix_after:
+            self.replayed += self.replaying
         return loss
 
     def _separate_step(self, x: Tensor, y: Tensor) -> Tensor:
@@ -127,6 +137,7 @@ class Replay(Keeper):
 
     def review_step(self, slots: Tensor) -> Tensor:
         """One shortened step on stored images. Graph-safe."""
+        self.replaying = len(slots)
         loss = self.objective.loss(self, *self.memory.read(slots))
         self.descend(self.gradient(loss), scale=REVIEW_SCALE)
         return loss.detach()
@@ -137,10 +148,11 @@ class Replay(Keeper):
         return super().forget(label)
 
     def state_dict(self) -> dict[str, Any]:
-        """The retrieval's state too."""
-        return super().state_dict() | {"retrieve": self.retrieve.state_dict()}
+        """The retrieval's state and the count of replays too."""
+        return super().state_dict() | {"retrieve": self.retrieve.state_dict(), "replayed": self.replayed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The retrieval's state too."""
         super().load_state_dict(state)
         self.retrieve.load_state_dict(state.get("retrieve", {}))
+        self.replayed.copy_(state.get("replayed", torch.zeros_like(self.replayed)))

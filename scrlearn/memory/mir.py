@@ -66,8 +66,8 @@ class MIRRetrieval(Retrieval):
     ) -> tuple[Tensor, Tensor]:
         """The candidates that lose most."""
         if gradient is None:
-            objective = cast("Replay", learner).objective
-            gradient = learner.gradient(objective.loss(learner, x, y))
+            replay = cast("Replay", learner)
+            gradient = learner.gradient(replay.objective.loss(replay, x, y))
         memory = learner.memory
         memory_x, memory_y = memory.read(memory.sample(self._drawn(count), learner.generator))
         harm = interference(learner, memory_x, memory_y, gradient)

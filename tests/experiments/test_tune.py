@@ -1,6 +1,7 @@
 """The search: what it proposes, what it keeps, and that it never looks at the test."""
 
 import builtins
+import itertools
 import json
 import shlex
 
@@ -44,12 +45,16 @@ class Measured:
 
     def __init__(self, monkeypatch):
         self.calls = []
-        monkeypatch.setattr(module, "run_seeds", self)
         monkeypatch.setattr(module, "run_all", self.all)
 
     def all(self, configs, dataset, **how):
         """Several at once: each is measured as it would be alone."""
-        return [self(config, [config.seed])[0] for config in configs]
+        trials = itertools.groupby(configs, key=lambda config: config.replace(seed=0))
+        return [
+            result
+            for config, same in trials
+            for result in self(config, [one.seed for one in same], dataset=dataset, **how)
+        ]
 
     def __call__(self, config, seeds, **how):
         self.calls.append((config, list(seeds), how))
@@ -80,7 +85,6 @@ def test_trials_run_on_the_first_tasks_with_images_held_out(measured, tmp_path):
         assert (config.first_tasks, config.holdout) == (2, 0.1)  # of five tasks
         assert seeds == [100, 101, 102]
         assert how["dataset"].held_out == 0.1
-        assert not how["pictures"]
     search(tmp_path, CONFIG.replace(first_tasks=3, holdout=0.2, tasks=10), trials=1, seeds=[5])
     config, seeds, how = measured.calls[-1]
     assert (config.first_tasks, config.holdout, seeds) == (3, 0.2, [5])
@@ -138,21 +142,43 @@ def test_the_same_seed_proposes_the_same(measured, tmp_path):
 
 def test_stopped_and_resumed_it_proposes_what_it_would_have(measured, tmp_path, monkeypatch):
     whole = search(tmp_path / "whole", trials=16)
-    real = measured.__call__
 
-    def interrupted(config, seeds, **how):
+    def interrupted(configs, dataset, **how):
         if len(measured.calls) in (16 + 3, 16 + 13):
-            measured.calls.append((config, [], how))
+            measured.calls.append((configs[0], [], how))
             raise KeyboardInterrupt
-        return real(config, seeds, **how)
+        return measured.all(configs, dataset, **how)
 
-    monkeypatch.setattr(module, "run_seeds", interrupted)
+    monkeypatch.setattr(module, "run_all", interrupted)
     for done in (3, 12):
         with pytest.raises(SearchStopped, match=f"Stopped after {done} of 16 trials"):
             search(tmp_path / "stopped", trials=16)
     resumed = search(tmp_path / "stopped", trials=16)
     assert [t.values for t in resumed.trials] == [t.values for t in whole.trials]
     assert [t.accuracies for t in resumed.trials] == [t.accuracies for t in whole.trials]
+
+
+@pytest.mark.parametrize("how", [{}, {"at_once": 2}, {"prune": True}])
+def test_of_several_memory_sizes_the_mean_counts(measured, tmp_path, monkeypatch, how):
+    """The accuracy here rises with the memory, by as much for every choice."""
+
+    def all_of(configs, dataset, **how):
+        results = measured.all(configs, dataset, **how)
+        return [Outcome(r.average_accuracy + c.memory_size / 1000) for r, c in zip(results, configs, strict=True)]
+
+    monkeypatch.setattr(module, "run_all", all_of)
+    found = search(tmp_path, trials=6, seeds=2, memory_sizes=[10, 30], **how)
+    assert {config.memory_size for config, _, _ in measured.calls} == {10, 30}
+    alone = search(tmp_path / "alone", CONFIG.replace(memory_size=20), trials=6, seeds=2, **how)
+    for both, one in zip(found.trials, alone.trials, strict=True):
+        assert both.accuracies == pytest.approx(one.accuracies)
+        assert both.by_classifier["ncm"] == pytest.approx(one.by_classifier["ncm"])
+    assert found.chosen.memory_size == 30
+    before = len(measured.calls)
+    assert len(search(tmp_path, trials=6, seeds=2, memory_sizes=[10, 30], **how).trials) == 6
+    assert len(measured.calls) == before  # all there
+    with pytest.raises(InputError, match="each once"):
+        search(tmp_path, memory_sizes=[10, 10])
 
 
 def test_trials_at_once_know_nothing_of_each_other(measured, tmp_path):
@@ -227,30 +253,30 @@ def test_searches_that_differ_lie_side_by_side(measured, tmp_path, change):
 def test_a_trial_that_fails_ends_the_search_and_is_tried_again(measured, tmp_path, monkeypatch):
     search(tmp_path, trials=2)
 
-    def fails(config, seeds, **how):
+    def fails(configs, dataset, **how):
         raise InputError("no such thing")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "run_seeds", fails)
+        patch.setattr(module, "run_all", fails)
         with pytest.raises(InputError, match="no such thing"):
             search(tmp_path, trials=3)
     assert len(search(tmp_path, trials=3).trials) == 3
 
 
 def test_two_at_once_on_one_search_are_refused(measured, tmp_path, monkeypatch):
-    real = module.run_seeds
+    real = module.run_all
 
-    def meanwhile(config, seeds, **how):
+    def meanwhile(configs, dataset, **how):
         with pytest.raises(InputError, match="Another process works on this search"):
             search(tmp_path, trials=9)
         assert len(search(tmp_path, trials=1, sampler_seed=7).trials) == 1  # another search in the same file
-        return real(config, seeds, **how)
+        return real(configs, dataset, **how)
 
     def once(*given, **how):
-        monkeypatch.setattr(module, "run_seeds", real)
+        monkeypatch.setattr(module, "run_all", real)
         return meanwhile(*given, **how)
 
-    monkeypatch.setattr(module, "run_seeds", once)
+    monkeypatch.setattr(module, "run_all", once)
     assert len(search(tmp_path, trials=2).trials) == 2
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".lock"] == []
 

@@ -17,11 +17,16 @@ from scrlearn.classifiers import LinearDiscriminant, NearestClassMean
 from scrlearn.errors import InputError
 from scrlearn.learners import METHODS, make_learner
 from scrlearn.learners.objectives import distillation
+from scrlearn.mixing import cut_mix
 
 PARTS = {
     "averaging": 0.9,
     "centred": True,
     "mirror": True,
+    "mix_after": 20.0,
+    "temperature": 0.2,
+    "feature_weight": 0.5,
+    "weight_decay": 0.001,
     "cross_entropy_weight": 1.0,
     "update": "balanced",
     "momentum": 0.9,
@@ -240,6 +245,60 @@ def test_the_loss_on_features_is_added_with_its_weight():
         expected = by_hand(network.project(features)) + 0.3 * by_hand(F.normalize(features, dim=1))
         found = float(learner.objective.loss(learner, x, y))
     assert found == pytest.approx(expected, rel=1e-3)
+
+
+# ---------------------------------------------------------------- pieces of other images in the second view
+
+
+def test_views_with_pieces_of_others_are_as_much_of_each_class_as_they_show():
+    """Both losses from the classes' shares as vectors, in double precision."""
+    options = {"mix_after": 2.0, "cross_entropy_weight": 0.5, "augment": None, "precision": "fp32"}
+    learner = learn(make("scr", memory_size=20, memory_batch=10, **options))
+    x, y = digits(12)
+    y = y % 3
+    random = torch.Generator().manual_seed(5)
+    learner.generator.manual_seed(5)
+    learner.set_training(True)
+    learner.replaying = 9  # of the twelve
+    images, replays = x / 255, float(learner.replays)
+    views = cut_mix(images, random, torch.tensor([0.0] * 3 + [replays / (replays + 2)] * 9))
+    classes = F.one_hot(y, 3).double()
+    share = views.share.double()[:, None]
+    classes = torch.cat([classes, (1 - share) * classes + share * classes[views.other]])
+    assert not share[:3].any()
+    assert int((share > 0).sum()) > 3
+    with torch.no_grad():
+        network = copy.deepcopy(learner.network).double()
+        features = network.encoder(torch.cat([images, views.images]).double())
+        itself = torch.eye(24, dtype=torch.bool)
+        z = network.project(features)
+        logs = torch.log_softmax((z @ z.T / 0.1).masked_fill(itself, -torch.inf), dim=1).masked_fill(itself, 0.0)
+        alike = (classes @ classes.T).masked_fill(itself, 0.0)
+        expected = -((alike * logs).sum(1) / alike.sum(1)).mean()
+        known = torch.log_softmax(network.head(features), dim=1)[:, :3]
+        expected += 0.5 * -(classes * known).sum(1).mean()
+        found = learner.objective.loss(learner, x, y)
+    assert float(found) == pytest.approx(float(expected), rel=1e-3)
+
+
+def test_replays_are_counted_and_the_stream_batch_stays_whole(monkeypatch):
+    """Ten of twenty stored images at a time: half a replay a step, from the second batch on."""
+    asked = []
+
+    def watched(x, generator, probability):
+        asked.append(probability.tolist())
+        return cut_mix(x, generator, probability)
+
+    monkeypatch.setattr("scrlearn.learners.objectives.cut_mix", watched)
+    learner = make("scr", memory_size=20, memory_batch=10, mix_after=3.0, updates_per_batch=2)
+    x, y = digits(50)
+    for part_x, part_y in zip(x.split(10), y.split(10), strict=True):
+        learner.learn(part_x, part_y)
+    assert [len(row) for row in asked] == [20] * 8
+    assert all(row[:10] == [0.0] * 10 for row in asked)
+    replays = [0.0, 1.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]  # ten are stored at first, then twenty
+    assert [row[10] for row in asked] == pytest.approx([r / (r + 3) for r in replays])
+    assert float(learner.replays) == 4.0
 
 
 # ---------------------------------------------------------------- several steps a batch
