@@ -79,7 +79,7 @@ METHODS: dict[str, Method] = {
             "Supervised Contrastive Replay with averaged weights and more",
             "this project",
             2026,
-            "SCR with losses on features too, mixed views, momentum, two steps a batch and a balanced memory; averaged "
+            "SCR with a cross-entropy term, mixed views, momentum, two steps a batch and a balanced memory; averaged "
             "weights answer, from each image and its mirror image, by class means seen from their centre",
             {
                 "objective": "supervised-contrastive",
@@ -91,14 +91,13 @@ METHODS: dict[str, Method] = {
                 "averaging": 0.998,
                 "mirror": True,
                 "centred": True,
-                "temperature": 0.2,
                 "mix_after": 300.0,
-                "feature_weight": 2.0,
                 "cross_entropy_weight": 2.0,
                 "momentum": 0.9,
-                "learning_rate": 0.005,
-                "weight_decay": 0.006,
+                "learning_rate": 0.02,
+                "weight_decay": 0.001,
                 "updates_per_batch": 2,
+                "updates_until": 500.0,
             },
         ),
         Method(

@@ -33,6 +33,9 @@ class Replay(Keeper):
     updates_per_batch
         Gradient steps for each stream batch, each with a memory batch and views of its own; the memory is updated once,
         after the last.
+    updates_until
+        Replays of a stored image, on average, up to which there are several steps for each batch; from there on, one: a
+        memory that has been replayed so often is known by heart. 0: no such end.
     others
         See `Keeper` (who is kept) and `Learner`.
     """
@@ -44,6 +47,7 @@ class Replay(Keeper):
         retrieve: Retrieval,
         review: bool = False,
         updates_per_batch: int = 1,
+        updates_until: float = 0.0,
         **others: Any,
     ) -> None:
         self.objective, self.retrieve = objective, retrieve
@@ -54,15 +58,18 @@ class Replay(Keeper):
         super().__init__(**others)
         if updates_per_batch < 1:
             raise InputError(f"updates_per_batch is {updates_per_batch}; it must be 1 or more.")
+        if updates_until < 0:
+            raise InputError(f"updates_until is {updates_until}; it must be 0 or more.")
         if objective.distillation_weight and self.average is None:
             raise InputError(
                 f"distillation_weight is {objective.distillation_weight}, but there are no averaged weights that could "
                 "teach: give averaging, such as 0.995."
             )
-        self.review, self.updates_per_batch = review, updates_per_batch
+        self.review, self.updates_per_batch, self.updates_until = review, updates_per_batch, updates_until
         self.trains_on_memory = review or not isinstance(retrieve, NoRetrieval)
         self.replaying = 0  # images of the batch at hand that are from the memory: its last ones
         self.replayed = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._replayed = 0  # the same on the host
         retrieve.attach(self)
 
     @property
@@ -70,11 +77,17 @@ class Replay(Keeper):
         """How often an image in memory has been replayed, on average; counted where the objective asks for it."""
         return self.replayed / self.memory.filled.clamp(min=1)
 
+    @property
+    def updates_now(self) -> int:
+        """Gradient steps for the next batch."""
+        worn = self.updates_until and self._replayed >= self.updates_until * self.memory.size > 0
+        return 1 if worn else self.updates_per_batch
+
     def train_batch(self, x: Tensor, y: Tensor) -> Tensor:
         """Algorithm 1: retrieve, step, update the memory."""
         loss = torch.zeros((), device=self.device)
         if self.memory.size > 0 or not self.objective.needs_memory:
-            for _ in range(self.updates_per_batch):
+            for _ in range(self.updates_now):
                 loss = self._joint_step(x, y) if self.objective.joint else self._separate_step(x, y)
         self.keep(x, y)
         return loss
@@ -115,9 +128,14 @@ class Replay(Keeper):
         alike = min(self.memory.size, self.memory_batch) == len(x)
         return alike and self.retrieve.blind and self.objective.has_losses and self.network.takes_segments(x)
 
+    def advance(self, images: int) -> None:
+        """How often was replayed, too."""
+        self._replayed += self.updates_now * min(self.memory.size, self.memory_batch)
+        super().advance(images)
+
     def signature(self, images: int) -> Hashable:
-        """The retrieval's shapes too."""
-        return super().signature(images), self.retrieve.signature(self)
+        """The number of steps and the retrieval's shapes too."""
+        return super().signature(images), self.updates_now, self.retrieve.signature(self)
 
     def reserve(self, classes: int) -> None:
         """The retrieval makes room too."""
@@ -148,11 +166,13 @@ class Replay(Keeper):
         return super().forget(label)
 
     def state_dict(self) -> dict[str, Any]:
-        """The retrieval's state and the count of replays too."""
-        return super().state_dict() | {"retrieve": self.retrieve.state_dict(), "replayed": self.replayed}
+        """The retrieval's state and the counts of replays too."""
+        counts = {"replayed": self.replayed, "replayed_on_host": self._replayed}
+        return super().state_dict() | {"retrieve": self.retrieve.state_dict(), **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The retrieval's state too."""
         super().load_state_dict(state)
         self.retrieve.load_state_dict(state.get("retrieve", {}))
         self.replayed.copy_(state.get("replayed", torch.zeros_like(self.replayed)))
+        self._replayed = state.get("replayed_on_host", 0)

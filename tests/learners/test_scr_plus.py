@@ -24,8 +24,7 @@ PARTS = {
     "centred": True,
     "mirror": True,
     "mix_after": 20.0,
-    "temperature": 0.2,
-    "feature_weight": 0.5,
+    "updates_until": 40.0,
     "weight_decay": 0.001,
     "cross_entropy_weight": 1.0,
     "update": "balanced",
@@ -302,6 +301,20 @@ def test_replays_are_counted_and_the_stream_batch_stays_whole(monkeypatch):
 
 
 # ---------------------------------------------------------------- several steps a batch
+
+
+@pytest.mark.parametrize("method", ["scr", "er"])
+def test_a_memory_that_is_known_by_heart_is_replayed_once_a_batch(method):
+    """Ten of twenty stored images at a time: three replays of each are made in two batches with three steps each."""
+    learner = make(method, memory_size=20, memory_batch=10, updates_per_batch=3, updates_until=3.0)
+    x, y = digits(60)
+    made, step = [], learner.descend
+    learner.descend = lambda *given: (made.append(learner.steps), step(*given))
+    for part_x, part_y in zip(x.split(10), y.split(10), strict=True):
+        learner.learn(part_x, part_y)
+    # 0 or 3 steps without a memory, 30 images drawn from 10, 60 from 20: three times each
+    first = 3 if method == "er" else 0
+    assert [made.count(batch) for batch in range(6)] == [first, 3, 3, 1, 1, 1]
 
 
 @pytest.mark.parametrize("method", [*REPLAYING, "scr"])
