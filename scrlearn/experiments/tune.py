@@ -45,7 +45,7 @@ SPACES: dict[str, Space] = {
         "cross_entropy_weight": (1.0, 2.0, 4.0),
         "feature_weight": (0.0, 1.0),
         "temperature": (0.1, 0.2),
-        "mix_after": (0.0, 100.0, 300.0, 1000.0),
+        "mix_after": (0.0, 30.0, 100.0, 300.0),
         "updates_until": (0.0, 250.0, 500.0, 1000.0),
     },
     "er": _REPLAY,

@@ -610,7 +610,11 @@ def test_steps_never_wait_for_the_device():
 
 @pytest.mark.device
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("options", [{}, {"distillation_weight": 1.0, "review": True}, {"width": 64}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"distillation_weight": 1.0, "review": True}, {"width": 64}, {"mix_after": 1.0, "updates_until": 3.0}],
+    ids=str,
+)
 def test_a_recorded_step_gives_the_same_bits(options, precision):
     from scrlearn.engine import GraphRunner
 
