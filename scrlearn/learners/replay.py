@@ -34,8 +34,8 @@ class Replay(Keeper):
         Gradient steps for each stream batch, each with a memory batch and views of its own; the memory is updated once,
         after the last.
     updates_until
-        Replays of a stored image, on average, up to which there are several steps for each batch; from there on, one: a
-        memory that has been replayed so often is known by heart. 0: no such end.
+        Replays so far, for each image that is stored, up to which there are several steps for each batch; from there
+        on, one: a memory that has been replayed so often is known by heart. 0: no such end.
     others
         See `Keeper` (who is kept) and `Learner`.
     """
@@ -74,7 +74,7 @@ class Replay(Keeper):
 
     @property
     def replays(self) -> Tensor:
-        """How often an image in memory has been replayed, on average; counted where the objective asks for it."""
+        """Replays so far for each image in memory; counted where the objective asks for it."""
         return self.replayed / self.memory.filled.clamp(min=1)
 
     @property
