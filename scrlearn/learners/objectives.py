@@ -115,8 +115,8 @@ class SupervisedContrastive(Objective):
         "joint": both views in one forward; "separate": a forward each, so BatchNorm statistics are per view.
     mix_after
         Replays so far, for each image that is stored, after which half of the augmented views of stored images have a
-        piece of another one pasted in (CutMix, see `scrlearn.mixing`); after r replays the share is r / (r + mix_after).
-        Both losses take such a view for as much of each class as it shows. 0: none has.
+        piece of another one pasted in (CutMix, see `scrlearn.mixing`); after r replays it is r / (r + mix_after) of
+        them. Both losses take such a view for as much of each class as it shows. 0: none has.
     feature_weight
         Weight of the same loss on the encoder features themselves, which the nearest class mean compares; 0: none.
     cross_entropy_weight
