@@ -129,7 +129,7 @@ def _sizes(given: str | None) -> list[int]:
     """N, or N,N,…"""
     sizes = given.split(",") if given else []
     if not all(size.strip().isdecimal() for size in sizes):
-        raise typer.BadParameter(f'"{given}" is not a number of images, nor several such as 150,600.')
+        raise typer.BadParameter(f'"{given}" is neither a number nor several, such as 150,600.', param_hint="--memory")
     return [int(size) for size in sizes]
 
 
@@ -235,6 +235,7 @@ def _report(found: Search, as_json: bool, quiet: bool) -> None:
                 "command": found.command,
                 "trials": trials,
                 "config": found.config.to_dict(),
+                "memory_sizes": list(found.memory_sizes) or [found.config.memory_size],
                 "study": str(found.study),
             }
         )

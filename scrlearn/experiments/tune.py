@@ -108,12 +108,15 @@ class Search:
         All trials, in order.
     study
         The file that keeps them.
+    memory_sizes
+        The sizes every trial ran with, where there were several.
     """
 
     config: RunConfig
     space: Space
     trials: tuple[Trial, ...]
     study: Path
+    memory_sizes: tuple[int, ...] = ()
 
     @property
     def ranking(self) -> list[Trial]:
@@ -279,7 +282,7 @@ def tune(
         raise SearchStopped(f"Stopped after {done} of {trials} trials. The same command goes on from here.") from error
     finally:
         claims.give_back(mine)
-    return Search(config, space, tuple(book.trials()), book.path)
+    return Search(config, space, tuple(book.trials()), book.path, tuple(memory_sizes))
 
 
 def _try(book: Book, dataset: Dataset, parallel: int | None, watcher: Watcher) -> Trial:

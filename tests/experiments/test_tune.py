@@ -425,12 +425,26 @@ def test_the_command_line(tmp_path, monkeypatch):
     assert shlex.split(found["command"])[:2] == ["scr", "run"]
 
 
+def test_several_memory_sizes_on_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [*TINY, "--memory", "10,20", "--trials", "1", "--space", "learning_rate=0.1"]
+    found = json.loads(CliRunner().invoke(cli.app, [*words, "--json"]).stdout)
+    assert found["memory_sizes"] == [10, 20]
+    assert [len(trial["accuracies"]) for trial in found["trials"]] == [2]
+    alone = [
+        json.loads(CliRunner().invoke(cli.app, [*words, "--memory", size, "--json"]).stdout) for size in ("10", "20")
+    ]
+    mean = sum(one["trials"][0]["mean"] for one in alone) / 2
+    assert found["trials"][0]["mean"] == pytest.approx(mean)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--space", "learning_rate"], "is not NAME=V1,V2"),
         (["--space", "momentum=0", "--space", "momentum=0.9"], "was given twice"),
         (["--holdout", "0"], "above 0"),
+        (["--memory", "10,some"], "neither a number nor several"),
         (["--space", "momentun=0,0.9"], "momentun"),
     ],
 )
