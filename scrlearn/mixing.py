@@ -43,7 +43,7 @@ def cut_mix(x: Tensor, generator: torch.Generator, probability: Tensor) -> Mixed
     generator
         Where random numbers come from, on the images' device.
     probability
-        N: of a piece being pasted into each image.
+        N: how likely a piece is pasted into each image.
 
     References
     ----------

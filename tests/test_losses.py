@@ -150,7 +150,7 @@ def test_gradient_of_rows_of_two_classes(rows, seed):
 
 
 def test_rows_that_are_wholly_of_one_class_give_the_plain_losses():
-    z, logits = unit(12, 5, 0), torch.randn(12, 6, dtype=torch.float64)
+    z, logits = unit(12, 5, 0), 3 * unit(12, 6, 1)
     y, other = torch.arange(12) % 3, torch.arange(12) % 4
     for share, classes in ((torch.zeros(12), y), (torch.ones(12), other)):
         mixture = Mixture(other, share)

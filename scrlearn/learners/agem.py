@@ -57,6 +57,11 @@ class AGEM(Replay):
         """Whether the next step looks at the memory."""
         return self.memory.size > 0 and (self.from_start or self.tasks > 0)
 
+    @property
+    def replays_now(self) -> int:
+        """None before the memory is looked at."""
+        return super().replays_now if self.projects else 0
+
     def _separate_step(self, x: Tensor, y: Tensor) -> Tensor:
         loss = self.objective.loss(self, x, y)
         gradient = self.gradient(loss)

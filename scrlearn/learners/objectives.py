@@ -169,8 +169,8 @@ class SupervisedContrastive(Objective):
         second = self.augment(raw, learner.generator)
         both, mixture = torch.cat([y, y]), None
         if self.mix_after and learner.replaying:
-            probability = torch.zeros(len(y), device=y.device)
-            probability[-learner.replaying :] = learner.replays / (learner.replays + self.mix_after)
+            replays, probability = learner.replays, torch.zeros(len(y), device=y.device)
+            probability[-learner.replaying :] = replays / (replays + self.mix_after)
             second, other, share = cut_mix(second, learner.generator, probability)
             mixture = Mixture(torch.cat([y, y.index_select(0, other)]), torch.cat([torch.zeros_like(share), share]))
         segments = 1 if self.views == "joint" else 2

@@ -69,7 +69,7 @@ class Replay(Keeper):
         self.trains_on_memory = review or not isinstance(retrieve, NoRetrieval)
         self.replaying = 0  # images of the batch at hand that are from the memory: its last ones
         self.replayed = torch.zeros((), dtype=torch.int64, device=self.device)
-        self._replayed = 0  # the same on the host
+        self._replayed = 0  # the same on the host, whatever the objective
         retrieve.attach(self)
 
     @property
@@ -128,9 +128,14 @@ class Replay(Keeper):
         alike = min(self.memory.size, self.memory_batch) == len(x)
         return alike and self.retrieve.blind and self.objective.has_losses and self.network.takes_segments(x)
 
+    @property
+    def replays_now(self) -> int:
+        """Images of the memory in each of the next steps."""
+        return 0 if isinstance(self.retrieve, NoRetrieval) else min(self.memory.size, self.memory_batch)
+
     def advance(self, images: int) -> None:
         """How often was replayed, too."""
-        self._replayed += self.updates_now * min(self.memory.size, self.memory_batch)
+        self._replayed += self.updates_now * self.replays_now
         super().advance(images)
 
     def signature(self, images: int) -> Hashable:

@@ -317,6 +317,19 @@ def test_a_memory_that_is_known_by_heart_is_replayed_once_a_batch(method):
     assert [made.count(batch) for batch in range(6)] == [first, 3, 3, 1, 1, 1]
 
 
+@pytest.mark.parametrize(("method", "replays"), [("fine-tune", 0), ("a-gem", 0), ("er", 10)])
+def test_what_is_not_replayed_does_not_wear_the_memory(method, replays):
+    """Fine-tuning never replays, A-GEM not before a task is over."""
+    learner = make(method, memory_size=20, memory_batch=10, updates_per_batch=3, updates_until=0.1)
+    x, y = digits(40)
+    for part_x, part_y in zip(x.split(10), y.split(10), strict=True):
+        learner.learn(part_x, part_y)
+    assert learner.replays_now == replays
+    assert learner.updates_now == (1 if replays else 3)
+    learner.end_task()
+    assert learner.replays_now == (0 if method == "fine-tune" else 10)
+
+
 @pytest.mark.parametrize("method", [*REPLAYING, "scr"])
 def test_several_steps_but_one_memory_update(method):
     learner = make(method, memory_size=40, memory_batch=10, updates_per_batch=3)
