@@ -106,8 +106,9 @@ def least_work(images: int = 220) -> dict[str, float]:
     """Bytes and operations of one step: forward once, backward twice the operations, activations once each way."""
     operations = values = 0.0
 
-    def count(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+    def count(module: nn.Module, inputs: Any, output: Any) -> None:
         nonlocal operations, values
+        output = output if isinstance(output, torch.Tensor) else output[0]  # one map that is handed on twice
         values += output.numel()
         if isinstance(module, nn.Conv2d):
             operations += 2.0 * output.numel() * module.in_channels * module.kernel_size[0] ** 2
