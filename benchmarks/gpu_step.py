@@ -13,17 +13,20 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from scrlearn.data import class_incremental
 from scrlearn.data.base import ArrayImages, Dataset
 from scrlearn.engine.run import TURN, Lane
 from scrlearn.learners import Learner, make_learner
 from scrlearn.models import ReducedResNet18
+from scrlearn.models.resnet import BatchNorm
 
 CLASSES, BATCH = 100, 10
 
@@ -104,22 +107,20 @@ def card() -> dict[str, float]:
 
 def least_work(images: int = 220) -> dict[str, float]:
     """Bytes and operations of one step: forward once, backward twice the operations, activations once each way."""
-    operations = values = 0.0
+    values = 0.0
 
     def count(module: nn.Module, inputs: Any, output: Any) -> None:
-        nonlocal operations, values
+        nonlocal values
         output = output if isinstance(output, torch.Tensor) else output[0]  # one map that is handed on twice
-        values += output.numel()
-        if isinstance(module, nn.Conv2d):
-            operations += 2.0 * output.numel() * module.in_channels * module.kernel_size[0] ** 2
+        values += 2 * output.numel()  # as the convolution gives it, and normalised
 
     encoder = ReducedResNet18().eval()
     for module in encoder.modules():
-        if not list(module.children()):
+        if isinstance(module, BatchNorm):
             module.register_forward_hook(count)
-    with torch.no_grad():
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
         encoder(torch.zeros(1, 3, 32, 32))
-    return {"operations": 3 * operations * images, "bytes": 4 * 2 * values * images}
+    return {"operations": 3.0 * counter.get_total_flops() * images, "bytes": 4 * 2 * values * images}
 
 
 def main() -> None:
@@ -134,33 +135,40 @@ def main() -> None:
         print("No CUDA device here: nothing to measure.")
         return
     rates, work = card(), least_work()
-    rows: dict[str, float] = {}
-    for precision in ("fp32", "bf16"):
-        rows[f"scr, eager, {precision}"] = eager_steps(given.memory, precision, min(given.steps, 50))
-        rows[f"scr, graph, {precision}"] = graph_steps(1, given.memory, precision, given.steps)
-    for seeds in (int(n) for n in given.seeds.split(",") if int(n) > 1):
-        rows[f"scr, graph, bf16, {seeds} seeds side by side"] = graph_steps(seeds, given.memory, "bf16", given.steps)
-    for memory in (1000, 50000):
-        rows[f"scr, graph, bf16, M = {memory}"] = graph_steps(1, memory, "bf16", given.steps)
-    most = max(int(n) for n in given.seeds.split(","))
-    others = {
-        f"{method}, graph, bf16, {most} seeds side by side": graph_steps(
-            most, given.memory, "bf16", min(given.steps, 100), method
-        )
-        for method in filter(None, given.methods.split(","))
-    }
     print(f"{torch.cuda.get_device_name()}: {rates['bytes_per_second'] / 1e12:.2f} TB/s copied, ", end="")
-    print(f"{rates['operations_per_second'] / 1e12:.0f} TFLOP/s in bfloat16; torch {torch.__version__}")
-    for name, spent in rows.items():
-        bandwidth = work["bytes"] / spent / rates["bytes_per_second"]
-        rate = work["operations"] / spent / rates["operations_per_second"]
-        print(f"  {name:<42}{spent * 1000:8.3f} ms per step   {bandwidth:6.1%} of bandwidth   {rate:6.1%} of the rate")
-    for name, spent in others.items():
-        print(f"  {name:<42}{spent * 1000:8.3f} ms per step")
+    print(f"{rates['operations_per_second'] / 1e12:.0f} TFLOP/s in bfloat16; torch {torch.__version__}", flush=True)
+    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "card": rates, "least_work": work}
+    rows: dict[str, float] = {}
+    for name, measure in variants(given).items():
+        spent = rows[name] = measure()
+        line = f"  {name:<42}{spent * 1000:8.3f} ms per step"
+        if name.startswith("scr"):
+            bandwidth = work["bytes"] / spent / rates["bytes_per_second"]
+            rate = work["operations"] / spent / rates["operations_per_second"]
+            line += f"   {bandwidth:6.1%} of bandwidth   {rate:6.1%} of the rate"
+        print(line, flush=True)
+        if given.json:  # after each, so that nothing is lost when time runs out
+            peak = {"peak_memory": torch.cuda.max_memory_allocated()}
+            given.json.write_text(json.dumps({**about, **peak, "seconds_per_step": rows}, indent=2) + "\n")
     print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
-    if given.json:
-        about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "card": rates, "least_work": work}
-        given.json.write_text(json.dumps({**about, "seconds_per_step": rows | others}, indent=2) + "\n")
+
+
+def variants(given: argparse.Namespace) -> dict[str, Callable[[], float]]:
+    """What is measured, by name."""
+    seeds, memory, steps = [int(n) for n in given.seeds.split(",")], given.memory, given.steps
+    found: dict[str, Callable[[], float]] = {}
+    for many in seeds:
+        beside = f", {many} seeds side by side" if many > 1 else ""
+        found[f"scr, graph, bf16{beside}"] = partial(graph_steps, many, memory, "bf16", steps)
+    for size in (1000, 50000):
+        found[f"scr, graph, bf16, M = {size}"] = partial(graph_steps, 1, size, "bf16", steps)
+    found["scr, graph, fp32"] = partial(graph_steps, 1, memory, "fp32", steps)
+    for precision in ("bf16", "fp32"):
+        found[f"scr, eager, {precision}"] = partial(eager_steps, memory, precision, min(steps, 50))
+    for method in filter(None, given.methods.split(",")):
+        name = f"{method}, graph, bf16, {max(seeds)} seeds side by side"
+        found[name] = partial(graph_steps, max(seeds), memory, "bf16", min(steps, 100), method)
+    return found
 
 
 if __name__ == "__main__":
