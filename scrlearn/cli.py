@@ -209,6 +209,7 @@ def run(
         options["memory_batch"] = memory_batch
     if review is not None:
         options["review"] = review
+    from scrlearn.devices import keep_freed_memory
     from scrlearn.experiments import RunConfig
 
     config = RunConfig(
@@ -244,6 +245,7 @@ def run(
     }
     if not quiet:
         _say_what_is_kept(out, resume, range(seed, seed + seeds))
+    keep_freed_memory()
     results = _run(config, seeds, parallel, out, quiet, how, tensorboard)
     _report(results, several=seeds > 1, as_json=as_json, quiet=quiet, out=out)
 

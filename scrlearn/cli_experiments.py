@@ -183,6 +183,7 @@ def _sweep(
     keep_folders: bool,
     quiet: bool,
 ) -> Sweep:
+    from scrlearn.devices import keep_freed_memory
     from scrlearn.experiments.events import Events
     from scrlearn.experiments.reproduce import Watcher, is_done, sweep
     from scrlearn.experiments.sweep_progress import SweepBars
@@ -194,6 +195,7 @@ def _sweep(
         if not quiet:
             there = sum(is_done(store, config) for config in configs)
             watchers.append(stack.enter_context(SweepBars(target, there, len(configs))))
+        keep_freed_memory()
         return sweep(configs, store, executor, watchers, keep_folders=keep_folders)
 
 

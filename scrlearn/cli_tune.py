@@ -84,6 +84,7 @@ def tune(
     """
     if holdout <= 0:
         raise typer.BadParameter("above 0, or there is nothing to test on but the test images", param_hint="--holdout")
+    from scrlearn.devices import keep_freed_memory
     from scrlearn.experiments import RunConfig
     from scrlearn.experiments.tune import tune as search
 
@@ -106,6 +107,7 @@ def tune(
         engine=engine,
     )
     sizes = _sizes(memory)
+    keep_freed_memory()
     with Bars(f"{method} on {dataset}", trials, seeds * max(1, len(sizes)), quiet) as bars:
         found = search(
             config,

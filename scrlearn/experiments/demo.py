@@ -16,6 +16,7 @@ from rich.table import Table
 
 from scrlearn.data import load
 from scrlearn.data.images import default_workers
+from scrlearn.devices import keep_freed_memory
 from scrlearn.evaluation import Interval, interval
 from scrlearn.experiments.config import RunConfig
 from scrlearn.experiments.result import Result, summary
@@ -108,6 +109,7 @@ def _run_all(configs: list[RunConfig], processes: int) -> Iterator[Result]:
 def _prepare_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a word
     torch.set_num_threads(1)  # such small images gain next to nothing from a second thread
+    keep_freed_memory()
 
 
 def processes_here() -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from scrlearn.devices import keep_freed_memory
 from scrlearn.errors import InputError
 from scrlearn.experiments.executors import Job, Outcome, Surroundings, Watch, died, execute
 from scrlearn.experiments.record import Moment
@@ -142,6 +143,7 @@ def _work(connection: Connection, surroundings: Surroundings, threads: int) -> N
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C reaches the driver alone, which then asks each worker once
     torch.set_num_threads(threads)
+    keep_freed_memory()
 
     def pass_on(message: Warning | str, *others: Any, **more: Any) -> None:
         connection.send(str(message))
