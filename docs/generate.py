@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
+RESULTS = DOCS.parent / "results"
 BLOCK = re.compile(r"(<!-- generated: ([^\n]+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 HELP_DEFAULT = re.compile(r"\s*[\[(]default: (.+?)[\])]")
 
@@ -165,7 +166,7 @@ def search(arguments: str) -> str:
     Figures are means over the search's seeds, in percent.
     """
     name, *classifiers = arguments.split()
-    found = json.loads((DOCS.parent / "results" / "tuning" / f"{name}.json").read_text(encoding="utf-8"))
+    found = json.loads((RESULTS / "tuning" / f"{name}.json").read_text(encoding="utf-8"))
     best = sorted(found["trials"], key=lambda trial: -statistics.mean(trial["by_classifier"][classifiers[0]]))[:8]
     options = list(best[0]["values"])
     rows = [
@@ -177,6 +178,70 @@ def search(arguments: str) -> str:
     ]
     headings = (*(f"`{option}`" for option in options), *(f"{classifier}, %" for classifier in classifiers))
     return f"{len(found['trials'])} trials; the best by `{classifiers[0]}`:\n\n{table(headings, rows)}"
+
+
+# ---------------------------------------------------------------- speed
+
+
+def measured(name: str) -> Any:
+    """What a benchmark wrote down."""
+    return json.loads((RESULTS / "benchmarks" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def gpu_runs(names: str) -> str:
+    """Whole runs on a GPU, as `benchmarks/gpu_run.py --json` wrote them down."""
+    rows, machines = [], set()
+    for name in names.split():
+        found = measured(name)
+        machines.add(f"{found['device']}, torch {found['torch']}")
+        for what, row in found["rows"].items():
+            method, seeds = re.fullmatch(r"(\S+), (\d+) seeds", what).groups()  # type: ignore[union-attr]
+            rows.append((f"`{method}`", f"{found['memory']:,}", int(seeds), row))
+    lines = [
+        (method, memory, str(seeds), f"{row['seconds']:.1f}", f"**{row['seconds_per_run']:.1f}**", _gibibytes(row))
+        for method, memory, seeds, row in sorted(rows, key=lambda row: (row[0] != rows[0][0], row[0], row[2]))
+    ]
+    headings = ("method", "M", "seeds side by side", "the command, s", "a run, s", "GPU memory, GiB")
+    return f"{', '.join(sorted(machines))}:\n\n{table(headings, lines)}"
+
+
+def speed(name: str) -> str:
+    """The same in a sentence: one method, alone and side by side."""
+    found = measured(name)
+    runs = {tuple(what.removesuffix(" seeds").split(", ")): row for what, row in found["rows"].items()}
+    method = next(iter(runs))[0]
+    alone, ten = (runs[method, seeds]["seconds_per_run"] for seeds in ("1", "10"))
+    return (
+        f"On one {found['device']} a whole run of `{method}` on CIFAR-100 (each of 50,000 images once, M = "
+        f"{found['memory']:,}; loading, training and ten evaluations) takes **{alone:.1f} s**, and **{ten:.1f} s** for "
+        "each of ten seeds side by side.\n"
+    )
+
+
+def _gibibytes(row: Mapping[str, float]) -> str:
+    return f"{row['peak_memory'] / 2**30:.1f}"
+
+
+def steps(name: str) -> str:
+    """A step of every method, as `benchmarks/methods.py --json` wrote it down."""
+    found = measured(name)
+    rows = [
+        (f"`{method}`", f"{row['milliseconds']:.0f}", f"{row['times_er']:.1f}")
+        for method, row in sorted(found["methods"].items(), key=lambda item: item[1]["milliseconds"])
+    ]
+    machine = f"{found['machine']}, {found['threads']} threads, torch {found['torch']}"
+    return f"{machine}:\n\n{table(('method', 'a step, ms', 'times ER'), rows)}"
+
+
+def against_plain(name: str) -> str:
+    """A step against plain PyTorch, as `benchmarks/cpu_step.py --json` wrote it down."""
+    found = measured(name)
+    rows = [
+        (what, f"{1000 * seconds:.0f}", f"{found['times_as_fast'][what]:.2f}")
+        for what, seconds in found["seconds"].items()
+    ]
+    machine = f"{found['machine']}, {found['threads']} threads, torch {found['torch']}"
+    return f"{machine}:\n\n{table(('SCR on images of 32×32', 'a step, ms', 'times as fast'), rows)}"
 
 
 # ---------------------------------------------------------------- the command line
@@ -246,6 +311,10 @@ TABLES: dict[str, Callable[[str], str]] = {
     "parts": parts,
     "datasets": datasets,
     "search": search,
+    "gpu-runs": gpu_runs,
+    "speed": speed,
+    "steps": steps,
+    "against-plain": against_plain,
     "command": command,
     "other-commands": other_commands,
 }
@@ -267,13 +336,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="only say which pages are out of date")
     check = parser.parse_args(arguments).check
     stale = 0
-    for page in sorted(DOCS.rglob("*.md")):
+    readme = DOCS.parent / "README.md"
+    for page in [*sorted(DOCS.rglob("*.md")), *([readme] if readme.is_file() else [])]:
         old = page.read_text(encoding="utf-8")
         if (new := refreshed(old)) != old:
             stale += 1
             if not check:
                 page.write_text(new, encoding="utf-8")
-            print(f"{page.relative_to(DOCS)} {'is out of date' if check else 'is written anew'}")
+            print(f"{page.name} {'is out of date' if check else 'is written anew'}")
     return 1 if check and stale else 0
 
 
