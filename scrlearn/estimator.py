@@ -25,7 +25,8 @@ from scrlearn.images import Array, Images, Shape, to_tensor
 from scrlearn.labels import Labels, decode, encode, label_array, read_label, read_labels
 from scrlearn.learners import Learner, find_method, make_learner
 from scrlearn.learners.methods import PARTS, SURROUNDINGS
-from scrlearn.randomness import derived_seed
+from scrlearn.memory.reservoir import Reservoir
+from scrlearn.randomness import GLOBAL_GENERATORS, derived_seed
 
 KIND = "OnlineClassifier"
 # these say how images come in and how a step runs, not what is learned, so they may change at any time
@@ -658,7 +659,7 @@ def _own_randomness(learner: Learner, needed: bool) -> Iterator[None]:
         return
     seed = derived_seed(learner.seed, "step", learner.steps, learner.tasks)
     cuda = learner.device.type == "cuda"
-    with torch.random.fork_rng(devices=[learner.device] if cuda else []):
+    with GLOBAL_GENERATORS, torch.random.fork_rng(devices=[learner.device] if cuda else []):
         torch.default_generator.manual_seed(seed)
         if cuda:
             with torch.cuda.device(learner.device):

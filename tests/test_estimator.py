@@ -7,7 +7,9 @@ import gc
 import pickle
 import subprocess
 import sys
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -422,6 +424,22 @@ class TestSameSeedSameBits:
             digests.add(fitted(encoder=encoder).digest())
             assert torch.equal(torch.get_rng_state(), before)
         assert len(digests) == 1
+
+    def test_threads_with_a_classifier_each_do_not_disturb_one_another(self):
+        class Slow(nn.Module):
+            def forward(self, x):
+                time.sleep(0.001)  # the others have their turn
+                return x
+
+        encoder = nn.Sequential(Slow(), small(), nn.Dropout(0.5))
+
+        def learn(seed):
+            clf = OnlineClassifier("scr", memory_size=30, encoder=encoder, device="cpu", precision="fp32", seed=seed)
+            return clf.partial_fit(IMAGES, LABELS).digest()
+
+        with ThreadPoolExecutor(4) as threads:
+            together = list(threads.map(learn, [0, 1, 0, 1]))
+        assert together == [learn(0), learn(1)] * 2
 
     def test_answers_change_nothing(self):
         clf = fitted("scr")
