@@ -478,9 +478,11 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if missing:
             self._told.update(missing)
             names = ", ".join(repr(name) for name in missing[:5]) + ", ..." * (len(missing) > 5)
+            reservoir = isinstance(getattr(learner, "update", None), Reservoir)
+            rare = ', and so would update="balanced", where the class is rare' if reservoir else ""
             warnings.warn(
                 f"No image of {names} is left in memory, so the nearest-class-mean classifier cannot predict "
-                f"{'it' if len(missing) == 1 else 'them'}; a larger memory_size would keep some.",
+                f"{'it' if len(missing) == 1 else 'them'}; a larger memory_size would keep some{rare}.",
                 stacklevel=4,
             )
 

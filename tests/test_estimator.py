@@ -569,6 +569,7 @@ class TestAnswers:
             clf.partial_fit(images, list(range(len(images)))).predict(IMAGES)
         assert len(caught) == 1
         assert ", ..." in str(caught[0].message)
+        assert 'so would update="balanced"' in str(caught[0].message)
         assert caught[0].filename == __file__
         with warnings.catch_warnings():
             warnings.simplefilter("error")
