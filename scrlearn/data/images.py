@@ -91,6 +91,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grey: Pillow would cut every value above 255
         grey = np.asarray(image).astype(np.float64) / 257
         image = Image.fromarray(np.rint(grey.clip(0, 255)).astype(np.uint8))
+    if image.mode == "F":  # nobody knows their range, and Pillow would cut them to 0 to 255
+        raise ValueError("its pixels are floats; save it with whole numbers from 0 to 255")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # palette with transparency: its colours are kept
         return image.convert("RGB")

@@ -88,6 +88,12 @@ def test_every_kind_of_image_becomes_rgb(tmp_path: Path) -> None:
     assert len(values["palette.gif"]) == 3
 
 
+def test_float_pixels_are_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(tmp_path / "float.tif")
+    with pytest.raises(DataError, match=r"float\.tif cannot be read .* pixels are floats"):
+        decode(tmp_path / "float.tif", (4, 4))
+
+
 def test_images_are_turned_as_their_tag_says(tmp_path: Path) -> None:
     image = Image.new("RGB", (8, 4), "black")
     image.paste((255, 255, 255), (0, 0, 4, 4))  # left half is white
