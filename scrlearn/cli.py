@@ -474,15 +474,23 @@ def predict(
     ] = "auto",
     as_json: JsonFlag = False,
 ) -> None:
-    """Say which class each image is, with its probability: a line for each file (label, probability, file)."""
+    """Say which class each image is, with its probability: a line for each file (label, probability, file).
+
+    A file that is no image is told, and the others are answered; the exit code is then 1.
+    """
     from scrlearn.experiments.prediction import predict_files
 
-    predictions = predict_files(model, images, device=device)
+    unreadable: list[ScrlearnError] = []
+    predictions = predict_files(model, images, device=device, unreadable=unreadable.append)
     if as_json:
         _print_json([{"file": str(p.file), "label": p.label, "probability": p.probability} for p in predictions])
-        return
-    for p in predictions:
-        typer.echo(f"{p.label}\t{p.probability:.3f}\t{p.file}")
+    else:
+        for p in predictions:
+            typer.echo(f"{p.label}\t{p.probability:.3f}\t{p.file}")
+    for error in unreadable:
+        _explain(error)
+    if unreadable:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -25,7 +25,8 @@ from scrlearn.images import Array, Images, Shape, to_tensor
 from scrlearn.labels import Labels, decode, encode, label_array, read_label, read_labels
 from scrlearn.learners import Learner, find_method, make_learner
 from scrlearn.learners.methods import PARTS, SURROUNDINGS
-from scrlearn.randomness import derived_seed
+from scrlearn.memory.reservoir import Reservoir
+from scrlearn.randomness import GLOBAL_GENERATORS, derived_seed
 
 KIND = "OnlineClassifier"
 # these say how images come in and how a step runs, not what is learned, so they may change at any time
@@ -96,7 +97,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Attributes
     ----------
     classes_
-        The labels known, in the order of their first appearance.
+        The labels known: sorted after `fit`, those that `partial_fit` brings in the order of their first appearance.
     memory_
         The images kept, and their labels.
     learner_
@@ -180,9 +181,11 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     # ---------------------------------------------------------------- learning
 
     def fit(self, images: Images, labels: Labels, *, progress: bool = False) -> Self:
-        """Forget everything and learn these images, in one pass; then `finish`."""
+        """Forget everything and learn these images, in one pass; then `finish`. Then `classes_` is sorted."""
         x, names = self._read(images, labels, None)
         self._learn(self._build(_shape(x)), {}, x, names, progress)
+        self._index = _sorted(self._index)
+        self._forget_answers()
         return self.finish()
 
     def partial_fit(self, images: Images, labels: Labels, *, progress: bool = False) -> Self:
@@ -386,7 +389,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def classes_(self) -> Array:
-        """The labels known, in the order of their first appearance."""
+        """The labels known: sorted after `fit`, then in the order of their first appearance."""
         self._require()
         if self._classes is None:
             self._classes = label_array(list(self._index))
@@ -426,10 +429,11 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The share of images whose label is predicted; a label that was never learned counts as wrong."""
         self._require_classes()
         x, names = self._read(images, labels, self._image_shape)
+        weights = _weights(sample_weight, len(names))
         places = {name: place for place, name in enumerate(self._index)}
         truth = np.array([places.get(name, -1) for name in names])
         right = self._ask("scores", x, classifier).argmax(1) == truth
-        return float(np.average(right, weights=sample_weight))
+        return float(np.average(right, weights=weights))
 
     def embed(self, images: Images) -> Array:
         """The features of each image, of length 1: float32, N×d."""
@@ -474,9 +478,11 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if missing:
             self._told.update(missing)
             names = ", ".join(repr(name) for name in missing[:5]) + ", ..." * (len(missing) > 5)
+            reservoir = isinstance(getattr(learner, "update", None), Reservoir)
+            rare = ', and so would update="balanced", where the class is rare' if reservoir else ""
             warnings.warn(
                 f"No image of {names} is left in memory, so the nearest-class-mean classifier cannot predict "
-                f"{'it' if len(missing) == 1 else 'them'}; a larger memory_size would keep some.",
+                f"{'it' if len(missing) == 1 else 'them'}; a larger memory_size would keep some{rare}.",
                 stacklevel=4,
             )
 
@@ -485,7 +491,8 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def digest(self) -> str:
         """A fingerprint of all that was learned: weights, memory, labels and the state of the random numbers."""
         state = {} if self._learner is None else self._learner.state_dict()
-        return digest({"state": state, "labels": repr(list(self._index.items()))})
+        labels = sorted(self._index.items(), key=lambda item: item[1])  # however classes_ shows them
+        return digest({"state": state, "labels": repr(labels)})
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write everything into one file, whole or not at all; what was there before stays until it is complete.
@@ -597,6 +604,20 @@ def _size(image_size: Any) -> tuple[int, int] | None:
     return int(pair[0]), int(pair[1])
 
 
+def _weights(given: Any, count: int) -> Array | None:
+    if given is None:
+        return None
+    try:
+        weights = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"sample_weight holds what is no number: {error}.") from error
+    if weights.shape != (count,):
+        raise InputError(f"sample_weight has shape {weights.shape}; expected one number for each of {count} images.")
+    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+        raise InputError("sample_weight must be numbers of 0 or more, and not all of them 0.")
+    return weights
+
+
 def _shape(x: Tensor) -> Shape:
     _, channels, height, width = x.shape
     return channels, height, width
@@ -624,6 +645,14 @@ def _new_indices(index: dict[Hashable, int], names: list[Hashable]) -> dict[Hash
     return dict(zip(unknown, free, strict=False))
 
 
+def _sorted(index: dict[Hashable, int]) -> dict[Hashable, int]:
+    """Sorted by label: scikit-learn's scorers take the columns to be so. Labels that have no order stay as they are."""
+    try:
+        return {name: index[name] for name in sorted(index)}  # type: ignore[type-var]
+    except TypeError:
+        return index
+
+
 @contextlib.contextmanager
 def _own_randomness(learner: Learner, needed: bool) -> Iterator[None]:
     """Foreign modules (dropout, say) draw from torch's global generators: seed them for the step, then restore."""
@@ -632,7 +661,7 @@ def _own_randomness(learner: Learner, needed: bool) -> Iterator[None]:
         return
     seed = derived_seed(learner.seed, "step", learner.steps, learner.tasks)
     cuda = learner.device.type == "cuda"
-    with torch.random.fork_rng(devices=[learner.device] if cuda else []):
+    with GLOBAL_GENERATORS, torch.random.fork_rng(devices=[learner.device] if cuda else []):
         torch.default_generator.manual_seed(seed)
         if cuda:
             with torch.cuda.device(learner.device):

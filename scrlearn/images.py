@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable
 from os import PathLike
@@ -67,7 +68,7 @@ go from 0 to 1, convert them with (images * 255).round().astype(np.uint8).
     if isinstance(images, Tensor):
         x = _from_torch(images, expected, count)
     elif isinstance(images, np.ndarray) and images.dtype != object:
-        x = _from_numpy(images, expected)
+        x = _from_numpy(images, expected, count)
     else:
         x = _from_list(_as_list(images), expected, size)
     if min(x.shape) == 0:
@@ -82,10 +83,11 @@ go from 0 to 1, convert them with (images * 255).round().astype(np.uint8).
 # -------------------------------------------------------------------- arrays and tensors
 
 
-def _from_numpy(images: Array, expected: Shape | None) -> Tensor:
+def _from_numpy(images: Array, expected: Shape | None, count: int | None) -> Tensor:
     _check_pixels(images)
     shape = images.shape
     if images.ndim == 2:
+        _refuse_rows(shape, expected, count, "height, width), in colour images.reshape(-1, height, width, channels")
         raise InputError(f"One image ({_show(shape)}) was given where a batch is expected: give images[None].")
     if images.ndim == 3:
         if shape[2] in (1, 3, 4) and expected != (1, *shape[1:]):
@@ -106,10 +108,20 @@ def _from_numpy(images: Array, expected: Shape | None) -> Tensor:
     return _view(images).permute(0, 3, 1, 2)
 
 
+def _refuse_rows(shape: tuple[int, ...], expected: Shape | None, count: int | None, sides: str) -> None:
+    """Images as rows of pixels, such as scikit-learn's `digits.data`: only a person knows their sides."""
+    if count == shape[0] > 1 or (expected is not None and shape[1] == math.prod(expected)):
+        raise InputError(
+            f"An array of shape {_show(shape)} looks like images as rows of {shape[1]} pixels: give "
+            f"images.reshape(-1, {sides})."
+        )
+
+
 def _from_torch(images: Tensor, expected: Shape | None, count: int | None) -> Tensor:
     _check_pixels(images)
     shape = tuple(images.shape)
     if images.ndim == 2:
+        _refuse_rows(shape, expected, count, "channels, height, width")
         raise InputError(f"One image ({_show(shape)}) was given where a batch is expected: give images[None].")
     if images.ndim == 3:
         channels = None if expected is None else expected[0]
@@ -224,7 +236,7 @@ def _single(image: Any, number: int, channels: int, size: tuple[int, int] | None
         if isinstance(image, Tensor):
             x = _from_torch(image[None] if image.ndim == 3 else image[None, None], None, None).cpu()
         else:
-            x = _from_numpy(image[None] if image.ndim == 3 else image[None, ..., None], None)
+            x = _from_numpy(image[None] if image.ndim == 3 else image[None, ..., None], None, None)
     except InputError as error:
         raise InputError(f"images[{number}]: {error}") from None
     return (_resize(x, size) if size is not None and min(x.shape) > 0 else x)[0]
@@ -242,7 +254,9 @@ def _picture(image: Image.Image, number: int, channels: int, size: tuple[int, in
             values = np.asarray(upright).astype(np.float64) / 257
             upright = Image.fromarray(np.rint(values.clip(0, 255)).astype(np.uint8))
         if upright.mode == "F":
-            raise InputError(f'images[{number}] holds floats (mode F); convert it with image.convert("L").')
+            raise InputError(
+                f'images[{number}] holds floats (mode F); bring them to 0 to 255, then image.convert("L").'
+            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # a palette with transparency: its colours are kept
             upright = upright.convert(_MODES[channels])

@@ -36,9 +36,8 @@ def read_labels(labels: Labels) -> list[Hashable]:
         raise InputError(f"The labels are a {type(labels).__name__}; give a list with one label for each image.")
     if getattr(labels, "ndim", 1) != 1:
         shape = tuple(getattr(labels, "shape", ()))
-        hint = (
-            "[label]" if shape == () else "labels.ravel()" if shape[1:] == (1,) else "labels.argmax(1) for one-hot ones"
-        )
+        column = "labels.iloc[:, 0]" if hasattr(labels, "iloc") else "labels.ravel()"  # a data frame has no ravel
+        hint = "[label]" if shape == () else column if shape[1:] == (1,) else "labels.argmax(1) for one-hot ones"
         raise InputError(f"The labels have shape {shape}; expected one label for each image: {hint}.")
     given = labels.tolist() if isinstance(labels, Tensor) else labels
     return [read_label(label, f"labels[{number}]") for number, label in enumerate(given)]

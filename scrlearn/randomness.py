@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import threading
 from collections.abc import Iterator
 
 import torch
+
+# torch's global generators belong to the whole process: one thread at a time seeds them, draws and puts them back
+GLOBAL_GENERATORS = threading.RLock()
 
 
 def derived_seed(seed: int, *purpose: str | int) -> int:
@@ -27,6 +31,6 @@ def generator(seed: int, *purpose: str | int, device: torch.device | str = "cpu"
 @contextlib.contextmanager
 def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
     """Run code that draws from torch's global CPU generator (layers' first weights) without touching it."""
-    with torch.random.fork_rng(devices=[]):
+    with GLOBAL_GENERATORS, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derived_seed(seed, *purpose))
         yield

@@ -18,8 +18,10 @@ import scrlearn
 from scrlearn.checkpoint import load_checkpoint, save_checkpoint
 from scrlearn.cli import app, main
 from scrlearn.data import load
+from scrlearn.errors import ScrlearnError
 from scrlearn.experiments import Interrupted, runner
 from scrlearn.experiments.folders import CHECKPOINT, PICTURES, RESULT, SUMMARY
+from scrlearn.experiments.prediction import predict_files
 from scrlearn.learners import METHODS
 
 STREAM = ["--limit", "5", "--tasks", "2"]
@@ -339,7 +341,11 @@ def test_predict_with_a_saved_classifier(tmp_path: Path, images: list[Path]) -> 
 def test_predict_what_is_no_image(tmp_path: Path, images: list[Path]) -> None:
     scr(*TINY, "--out", tmp_path, "-q")
     (tmp_path / "text.png").write_text("no image")
-    result = scr("predict", tmp_path / CHECKPOINT, images[0], tmp_path / "text.png", code=1)
+    asked = (images[0], tmp_path / "text.png", images[1], images[1])
+    result = scr("predict", tmp_path / CHECKPOINT, *asked, code=1)
     assert "text.png" in result.stderr
-    assert result.stdout == ""
+    assert result.stdout == scr("predict", tmp_path / CHECKPOINT, images[0], images[1], images[1]).stdout
+    assert len(json.loads(scr("predict", tmp_path / CHECKPOINT, *asked, "--json", code=1).stdout)) == 3
+    with pytest.raises(ScrlearnError, match=r"text\.png"):
+        predict_files(tmp_path / CHECKPOINT, asked)
     assert "gone.png" in scr("predict", tmp_path / CHECKPOINT, tmp_path / "gone.png", code=1).stderr

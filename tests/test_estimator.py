@@ -7,7 +7,9 @@ import gc
 import pickle
 import subprocess
 import sys
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ import torch
 from PIL import Image
 from sklearn.base import clone, is_classifier
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
@@ -140,6 +142,47 @@ class TestConventions:
         assert cross_val_score(classifier(), images, labels, cv=2).shape == (2,)
         search = GridSearchCV(classifier(), {"learning_rate": [0.01, 0.1], "method": ["er", "fine-tune"]}, cv=2)
         assert search.fit(images, np.array(labels)).best_params_["method"] in ("er", "fine-tune")
+
+    def test_probabilities_that_scikit_learn_scores(self):
+        images, labels = stream(["ant", "bee", "cat"], per_class=20)
+        assert labels[0] != "ant"  # the first to come is not the first of the alphabet
+        clf, truth = classifier("scr"), np.array(labels)
+        columns = cross_val_predict(clf, images, truth, cv=3, method="predict_proba")
+        assert np.mean(np.unique(truth)[columns.argmax(1)] == truth) > 0.9
+        assert cross_val_score(clf, images, truth == "cat", cv=3, scoring="roc_auc").min() > 0.9
+
+    def test_classes_are_sorted_after_fit_and_the_columns_with_them(self, tmp_path):
+        names = ["cat", "ant", "bee"]
+        images, labels = stream(names)
+        clf, other = classifier().fit(images, labels), classifier().partial_fit(images, labels)
+        assert clf.classes_.tolist() == sorted(names)
+        assert clf.digest() == other.digest()
+        assert clf.predict(images).tolist() == other.predict(images).tolist()
+        order = [other.classes_.tolist().index(name) for name in clf.classes_]
+        assert np.array_equal(clf.predict_proba(images), other.predict_proba(images)[:, order])
+        more, theirs = stream(["asp", "bee"])
+        assert clf.partial_fit(more, theirs).classes_.tolist() == [*sorted(names), "asp"]
+        clf.save(tmp_path / "model.scr")
+        loaded = OnlineClassifier.load(tmp_path / "model.scr", encoder=small())
+        assert np.array_equal(loaded.predict_proba(images), clf.predict_proba(images))
+
+    def test_labels_that_have_no_order_stay_as_they_came(self):
+        assert classifier().fit(IMAGES[:3], ["b", 1, "a"]).classes_.tolist() == ["b", 1, "a"]
+
+    @pytest.mark.parametrize(
+        ("weights", "message"),
+        [
+            ([1, 2], r"shape \(2,\); expected one number for each of 3 images"),
+            ([[1], [2], [3]], r"shape \(3, 1\)"),
+            (["a", "b", "c"], "no number"),
+            ([0, 0, 0], "not all of them 0"),
+            ([1, -1, 1], "0 or more"),
+            ([1, float("nan"), 1], "0 or more"),
+        ],
+    )
+    def test_wrong_sample_weights(self, weights, message):
+        with pytest.raises(InputError, match=message):
+            fitted().score(IMAGES[:3], LABELS[:3], sample_weight=weights)
 
     def test_import_is_light(self):
         code = "import scrlearn, sys; assert scrlearn.__version__; sys.exit('torch' in sys.modules)"
@@ -382,6 +425,22 @@ class TestSameSeedSameBits:
             assert torch.equal(torch.get_rng_state(), before)
         assert len(digests) == 1
 
+    def test_threads_with_a_classifier_each_do_not_disturb_one_another(self):
+        class Slow(nn.Module):
+            def forward(self, x):
+                time.sleep(0.001)  # the others have their turn
+                return x
+
+        encoder = nn.Sequential(Slow(), small(), nn.Dropout(0.5))
+
+        def learn(seed):
+            clf = OnlineClassifier("scr", memory_size=30, encoder=encoder, device="cpu", precision="fp32", seed=seed)
+            return clf.partial_fit(IMAGES, LABELS).digest()
+
+        with ThreadPoolExecutor(4) as threads:
+            together = list(threads.map(learn, [0, 1, 0, 1]))
+        assert together == [learn(0), learn(1)] * 2
+
     def test_answers_change_nothing(self):
         clf = fitted("scr")
         before = clf.digest()
@@ -510,6 +569,7 @@ class TestAnswers:
             clf.partial_fit(images, list(range(len(images)))).predict(IMAGES)
         assert len(caught) == 1
         assert ", ..." in str(caught[0].message)
+        assert 'so would update="balanced"' in str(caught[0].message)
         assert caught[0].filename == __file__
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -31,6 +31,15 @@ class Missing:
     __hash__ = object.__hash__
 
 
+class Frame:
+    """As a pandas.DataFrame of one column."""
+
+    ndim, shape, iloc = 2, (2, 1), ()
+
+    def __iter__(self):
+        return iter(["label"])
+
+
 @pytest.mark.parametrize(
     ("labels", "wanted"),
     [
@@ -63,6 +72,7 @@ def test_labels_become_plain_values(labels, wanted):
         ({0: "a"}, "The labels are a dict"),
         (None, "The labels are a NoneType"),
         (np.array([[1], [2]]), r"shape \(2, 1\).*labels\.ravel\(\)"),
+        (Frame(), r"shape \(2, 1\).*labels\.iloc\[:, 0\]"),
         (np.eye(3), r"shape \(3, 3\).*one-hot"),
         (torch.tensor(3), r"shape \(\).*\[label\]"),
         (["a", None], r"labels\[1\] is None: the label is missing"),

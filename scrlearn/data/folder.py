@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -149,16 +150,23 @@ def _class_folders(folder: Path) -> list[str]:
 
 def _list_sets(root: Path) -> tuple[tuple[str, ...], Listing, Listing]:
     """Class names, training and test files."""
+    unread: list[Path] = []
     second = next((name for name in ("test", "val") if _class_folders(root / name)), None)
     if second and _class_folders(root / "train"):
         names = _class_folders(root / "train")
         strange = [name for name in _class_folders(root / second) if name not in names]
         if strange:
             raise DataError(f"{root / second} has classes that {root / 'train'} lacks: {_some(strange)}.")
-        sets = [_list(root, part, names) for part in ("train", second)]
+        sets = [_list(root, part, names, unread) for part in ("train", second)]
     else:
         names = _class_folders(root)
-        sets = list(_split(_list(root, "", names)))
+        sets = list(_split(_list(root, "", names, unread)))
+    if unread:
+        warnings.warn(
+            f"{root} has images in formats that cannot be read ({len(unread)}, such as {min(unread)}); they are left "
+            "out. Convert them to JPEG or PNG.",
+            stacklevel=3,
+        )
     for part, listing in zip(("training", "test"), sets, strict=True):
         with_images = {label for label, _ in listing}
         empty = [name for label, name in enumerate(names) if label not in with_images]
@@ -182,11 +190,11 @@ def _lacking(root: Path, names: list[str], part: str, empty: list[str], has_part
     )
 
 
-def _list(root: Path, part: str, names: list[str]) -> Listing:
+def _list(root: Path, part: str, names: list[str], unread: list[Path]) -> Listing:
     return [
         (label, os.path.join(part, name, file))
         for label, name in enumerate(names)
-        for file in list_images(root / part / name)
+        for file in list_images(root / part / name, unread)
     ]
 
 

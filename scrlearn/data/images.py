@@ -26,7 +26,8 @@ from torch.utils.data import Dataset as TorchDataset
 
 from scrlearn.errors import DataError
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
+UNREAD = (".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf")  # images, but not for us
 _AHEAD = 4  # blocks read ahead by each worker
 _MOST_WORKERS = 8
 
@@ -39,8 +40,11 @@ def default_workers() -> int:
     return min(cores, _MOST_WORKERS)
 
 
-def list_images(folder: Path) -> list[str]:
-    """Image files in a folder and the folders in it: paths relative to it, sorted, hidden ones left out."""
+def list_images(folder: Path, unread: list[Path] | None = None) -> list[str]:
+    """Image files in a folder and the folders in it: paths relative to it, sorted, hidden ones left out.
+
+    Images in formats that cannot be read are added to `unread`.
+    """
     found = []
     for where, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -48,6 +52,8 @@ def list_images(folder: Path) -> list[str]:
         for name in files:
             if name.lower().endswith(SUFFIXES) and not name.startswith("."):
                 found.append(name if inside == "." else os.path.join(inside, name))
+            elif unread is not None and name.lower().endswith(UNREAD) and not name.startswith("."):
+                unread.append(Path(where, name))
     return sorted(found)
 
 
@@ -91,6 +97,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grey: Pillow would cut every value above 255
         grey = np.asarray(image).astype(np.float64) / 257
         image = Image.fromarray(np.rint(grey.clip(0, 255)).astype(np.uint8))
+    if image.mode == "F":  # nobody knows their range, and Pillow would cut them to 0 to 255
+        raise ValueError("its pixels are floats; save it with whole numbers from 0 to 255")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # palette with transparency: its colours are kept
         return image.convert("RGB")

@@ -328,5 +328,5 @@ def _check_steps(stream: Stream) -> None:
         if stream.steps(task) == 0:
             raise InputError(
                 f"Task {task.index} has {len(task.train)} training images, fewer than one batch of "
-                f"{stream.batch_size}. Use a smaller batch_size, fewer tasks, or drop_last=False."
+                f"{stream.batch_size}. Use a smaller batch_size, fewer tasks, or drop_last=False (--no-drop-last)."
             )

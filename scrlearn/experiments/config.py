@@ -18,7 +18,15 @@ from scrlearn.learners.methods import NEED_HEAD
 ENGINES = ("auto", "eager", "graph")
 SPLITS = ("given", "shuffled")
 # given as fields of their own, so that nobody has to guess which of two values counted
-_FIELDS_NOT_OPTIONS = ("memory_size", "classifier", "precision", "device", "seed", "image_shape", "encoder")
+_NO_OPTIONS = {
+    "memory_size": "it has a field of its own: RunConfig(memory_size=…) (--memory)",
+    "classifier": "it has a field of its own: RunConfig(classifier=…) (--classifier)",
+    "precision": "it has a field of its own: RunConfig(precision=…) (--precision)",
+    "device": "it has a field of its own: RunConfig(device=…) (--device)",
+    "seed": "it has a field of its own: RunConfig(seed=…) (--seed)",
+    "image_shape": "the data set says it",
+    "encoder": "a run has the reduced ResNet18; make_learner(encoder=…) and OnlineClassifier(encoder=…) take a module",
+}
 
 
 @dataclass(frozen=True)
@@ -105,11 +113,9 @@ class RunConfig:
             raise InputError(f"holdout is {self.holdout}; expected a share from 0 to below 1, such as 0.1.")
         if self.first_tasks is not None and self.first_tasks < 1:
             raise InputError(f"first_tasks is {self.first_tasks}; expected 1 or more, or None for all.")
-        for name in _FIELDS_NOT_OPTIONS:
+        for name, reason in _NO_OPTIONS.items():
             if name in self.options:
-                raise InputError(
-                    f'"{name}" was given among the options; it has a field of its own: RunConfig({name}=…).'
-                )
+                raise InputError(f'"{name}" was given among the options; {reason}.')
         try:
             plain = json.loads(json.dumps(dict(self.options), allow_nan=False))
         except (TypeError, ValueError) as error:

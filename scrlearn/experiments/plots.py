@@ -12,8 +12,10 @@ import functools
 import io
 import math
 import os
+import re
 import textwrap
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any, Literal, ParamSpec
 
 import matplotlib
 import numpy as np
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -44,6 +47,22 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "*", "h", "d")  # 1
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
 DASHES = ("-", "--", ":", "-.")
 GREY = "#595959"
+# for names of classes in other scripts: what Linux, macOS and Windows have
+FURTHER_FONTS = (
+    "Noto Sans CJK JP",
+    "Noto Sans CJK SC",
+    "WenQuanYi Micro Hei",
+    "Hiragino Sans",
+    "PingFang SC",
+    "Apple SD Gothic Neo",
+    "Yu Gothic",
+    "Microsoft YaHei",
+    "Malgun Gothic",
+    "Noto Sans Devanagari",
+    "Nirmala UI",
+    "Arial Unicode MS",
+)
+_NO_GLYPH = re.compile(r"Glyph (\d+) ")
 LABELLED_CLASSES = 20  # up to so many classes are named in a figure
 
 _STYLE: Any = {
@@ -78,12 +97,28 @@ Floats = NDArray[np.float64]
 
 
 @contextmanager
-def _own_style() -> Iterator[None]:
-    """Draw by this page's settings alone, and put the person's back afterwards."""
+def _own_style() -> Iterator[set[str]]:
+    """Draw by this page's settings alone, and put the person's back afterwards; gives letters that no font has."""
+    missing: set[str] = set()
     with _STYLE_LOCK, matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
-        yield
+        matplotlib.rcParams.update(_STYLE | {"font.family": [*_STYLE["font.family"], *_further_fonts()]})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.filterwarnings("always", message=_NO_GLYPH.pattern)
+            yield missing
+    for warning in caught:
+        # matplotlib says it of each letter, each time it is drawn
+        if (letter := _NO_GLYPH.match(str(warning.message))) is not None:
+            missing.add(chr(int(letter[1])))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+@functools.cache
+def _further_fonts() -> list[str]:
+    """Fonts of this machine with letters that DejaVu lacks; they are asked for these alone."""
+    here = set(font_manager.get_font_names())
+    return [name for name in FURTHER_FONTS if name in here]
 
 
 def _styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
@@ -113,7 +148,7 @@ def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 150) -> Path:
     if ending not in ("png", "svg"):
         raise InputError(f'Figures are written as .png or .svg, not as "{path.name}".{suggest(ending, ["png", "svg"])}')
     buffer = io.BytesIO()
-    with _own_style():
+    with _own_style() as missing:
         # The canvases are made here, so that no backend is chosen for the whole process.
         if ending == "png":
             FigureCanvasAgg(figure)
@@ -121,6 +156,9 @@ def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 150) -> Path:
         else:
             FigureCanvasSVG(figure)
             figure.savefig(buffer, format="svg", dpi=dpi, metadata={"Date": None, "Creator": None})
+    if missing:
+        letters = "".join(sorted(missing)[:10]) + "…" * (len(missing) > 10)
+        warnings.warn(f"No font on this machine has {letters}: {path.name} shows boxes instead.", stacklevel=2)
     return atomic_write(path, buffer.getvalue())
 
 

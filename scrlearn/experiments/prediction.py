@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scrlearn.checkpoint import read_meta
 from scrlearn.data.images import decode
-from scrlearn.errors import InputError, NotFittedError
+from scrlearn.errors import InputError, NotFittedError, ScrlearnError
 from scrlearn.estimator import OnlineClassifier
 from scrlearn.experiments.runner import load_learner
 from scrlearn.images import Array, Shape
@@ -38,6 +38,7 @@ def predict_files(
     files: Sequence[str | os.PathLike[str]],
     batch_size: int = 256,
     device: str | torch.device = "auto",
+    unreadable: Callable[[ScrlearnError], None] | None = None,
 ) -> list[Prediction]:
     """The class of each image file, with its probability.
 
@@ -51,6 +52,8 @@ def predict_files(
         How many are opened at a time.
     device
         Where to compute; "auto": on the device the model was learned on where this machine has it.
+    unreadable
+        Told of each file that is no image; the others are answered. None: the first such file is an error.
     """
     paths = [Path(file) for file in files]
     open_model = _from_run if read_meta(model).get("kind") == "run" else _from_classifier
@@ -59,9 +62,11 @@ def predict_files(
         raise InputError(f'The images that "{model}" has learned have {shape[0]} channels; files have 1 or 3.')
     predictions: list[Prediction] = []
     for begin in range(0, len(paths), batch_size):
-        batch = paths[begin : begin + batch_size]
-        probabilities = answer(torch.from_numpy(np.stack([_read(path, shape) for path in batch])))
-        for path, row in zip(batch, probabilities, strict=True):
+        batch = [*_read_all(paths[begin : begin + batch_size], shape, unreadable)]
+        if not batch:
+            continue
+        probabilities = answer(torch.from_numpy(np.stack([pixels for _, pixels in batch])))
+        for (path, _), row in zip(batch, probabilities, strict=True):
             best = int(row.argmax())
             predictions.append(Prediction(path, labels[best], float(row[best])))
     return predictions
@@ -79,6 +84,18 @@ def _from_classifier(path: str | os.PathLike[str], device: str | torch.device) -
     # any size is welcome here, whatever the classifier was strict about while it learned
     classifier.set_params(image_size=None)
     return classifier.predict_proba, classifier.classes_.tolist(), classifier.learner_.image_shape
+
+
+def _read_all(
+    paths: Sequence[Path], shape: Shape, unreadable: Callable[[ScrlearnError], None] | None
+) -> Iterator[tuple[Path, Array]]:
+    for path in paths:
+        try:
+            yield path, _read(path, shape)
+        except ScrlearnError as error:
+            if unreadable is None:
+                raise
+            unreadable(error)
 
 
 def _read(path: Path, shape: Shape) -> Array:

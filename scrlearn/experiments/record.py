@@ -115,7 +115,7 @@ class Moment:
     step, steps
         Batches learned, and batches in the whole stream; of a learner that works on after it, steps of that.
     loss
-        Of the last batch; None before the first.
+        Of the last batch; None before the first, and at a task's end.
     images_per_second
         Training images since the last moment; None when there were none.
     accuracy

@@ -262,6 +262,7 @@ def tune(
     dataset = dataset or load(config.dataset, data_root, download=download, image_size=config.image_size)
     config = _first_tasks(config, dataset)
     dataset = config.prepare(dataset)
+    _check_values(config, space, dataset)
     book = Book(Path(study), config, space, numbers, sampler_seed, prune, memory_sizes)
     watcher = watcher or Nobody()
     claims, mine = Claims(book.path.parent), f".{book.path.name}-{book.name}"
@@ -346,6 +347,15 @@ def _check_space(config: RunConfig, space: Space) -> None:
             if name not in known:
                 raise InputError(f'Method "{config.method}" has no option "{name}".{suggest(name, known)}')
     with_values(config, {name: values[0] for name, values in space.items()})  # some names are not for the options
+
+
+def _check_values(config: RunConfig, space: Space, dataset: Dataset) -> None:
+    """Refuse a value that no learner takes before the first trial has run: each is tried beside the first others."""
+    first = {name: values[0] for name, values in space.items()}
+    for name, values in space.items():
+        for value in values:
+            chosen = with_values(config, {**first, name: value})
+            chosen.make_learner(dataset.image_shape, len(dataset.class_names))
 
 
 def _choices(space: Space, names: Mapping[str, Any]) -> Iterator[Values]:

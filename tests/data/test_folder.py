@@ -88,6 +88,27 @@ def test_every_kind_of_image_becomes_rgb(tmp_path: Path) -> None:
     assert len(values["palette.gif"]) == 3
 
 
+def test_images_of_other_formats_are_told_and_left_out(make_folder: MakeFolder) -> None:
+    root = make_folder({"cat": 2, "dog": 2})
+    (root / "cat" / "0.png").rename(root / "cat" / "0.jfif")
+    for name in ("cat/phone.HEIC", "dog/camera.NEF", "dog/.hidden.heic", "dog/notes.txt"):
+        (root / name).write_bytes(b"other")
+    with pytest.warns(UserWarning, match=r"cannot be read \(2, such as .*phone\.HEIC\); .* Convert them") as told:
+        data = load_folder(root)
+    assert len(told) == 1
+    assert (len(data.train), len(data.test)) == (2, 2)
+    (root / "cat" / "0.jfif").unlink()
+    (root / "cat" / "1.png").unlink()
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(DataError, match="no training images for cat"):
+        load_folder(root)
+
+
+def test_float_pixels_are_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(tmp_path / "float.tif")
+    with pytest.raises(DataError, match=r"float\.tif cannot be read .* pixels are floats"):
+        decode(tmp_path / "float.tif", (4, 4))
+
+
 def test_images_are_turned_as_their_tag_says(tmp_path: Path) -> None:
     image = Image.new("RGB", (8, 4), "black")
     image.paste((255, 255, 255), (0, 0, 4, 4))  # left half is white

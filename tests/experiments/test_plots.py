@@ -9,7 +9,8 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -171,6 +172,35 @@ def test_bytes_do_not_depend_on_the_process_or_the_persons_settings(tmp_path: Pa
     figure = plots.accuracy_over_tasks({"a": [[0.9, 0.8], [0.8, 0.7]]})
     for path in there:
         assert plots.save(figure, tmp_path / f"here{path.suffix}").read_bytes() == path.read_bytes()
+
+
+@pytest.fixture
+def fonts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the fonts that this machine has, to be filled."""
+    names: list[str] = []
+    monkeypatch.setattr(plots.font_manager, "get_font_names", lambda: names)
+    plots._further_fonts.cache_clear()
+    yield names
+    plots._further_fonts.cache_clear()
+
+
+def test_letters_that_no_font_has_are_told_once_for_a_picture(tmp_path: Path, fonts: list[str]) -> None:
+    figure = plots.confusion(np.eye(2), ["猫 x", "中猫"])
+    with pytest.warns(UserWarning, match="No font") as told:
+        plots.save(figure, tmp_path / "a.png")
+    assert [str(one.message) for one in told] == ["No font on this machine has 中猫: a.png shows boxes instead."]
+
+
+def test_other_warnings_of_a_drawing_are_still_heard() -> None:
+    with pytest.warns(RuntimeWarning, match="said"), plots._own_style() as missing:
+        warnings.warn("said", RuntimeWarning, stacklevel=1)
+    assert missing == set()
+
+
+def test_fonts_for_other_scripts_come_after_the_own_one(fonts: list[str]) -> None:
+    fonts += ["Malgun Gothic", "Comic Sans", "Yu Gothic"]
+    with plots._own_style():
+        assert matplotlib.rcParams["font.family"] == ["DejaVu Sans", "Yu Gothic", "Malgun Gothic"]
 
 
 def test_the_persons_settings_come_back() -> None:

@@ -95,7 +95,8 @@ def test_config_survives_json() -> None:
         ({"method": "sdr"}, 'no method "sdr". Did you mean "scr"'),
         ({"engine": "grahp"}, 'no engine "grahp". Did you mean "graph"'),
         ({"methd": "scr"}, 'no setting "methd". Did you mean "method"'),
-        ({"options": {"memory_size": 5}}, "has a field of its own"),
+        ({"options": {"memory_size": 5}}, "has a field of its own: RunConfig(memory_size=…) (--memory)"),
+        ({"options": {"encoder": "mine"}}, "make_learner(encoder=…)"),
         ({"options": {"augment": print}}, "JSON"),
     ],
 )

@@ -311,6 +311,8 @@ def test_who_watches_is_told_of_every_trial(measured, tmp_path):
         ({"learning_rate": (0.1, 0.1)}, "each once"),
         ({"learning_rate": ([0.1],)}, "cannot be searched"),
         ({"memory_size": (10, 20)}, "has a field of its own"),
+        ({"momentum": (0.5, 0.9), "learning_rate": (0.1, "much")}, "learning_rate is 'much'"),
+        ({"classifier": ("ncm", "knn")}, 'no classifier "knn"'),
     ],
 )
 def test_spaces_that_cannot_be_searched(space, message, measured, tmp_path):
