@@ -180,6 +180,20 @@ def search(arguments: str) -> str:
     return f"{len(found['trials'])} trials; the best by `{classifiers[0]}`:\n\n{table(headings, rows)}"
 
 
+def effects(arguments: str) -> str:
+    """What each value of a search's options is worth, as `scr tune --json` wrote it down: a column a search."""
+    searches = [
+        json.loads((RESULTS / "tuning" / f"{name}.json").read_text(encoding="utf-8")) for name in arguments.split()
+    ]
+    sizes = [" and ".join(f"{size:,}" for size in found["memory_sizes"]) for found in searches]
+    rows = []
+    for name in searches[0]["effects"]:
+        worth = [{str(value): mean for value, mean in found["effects"][name]} for found in searches]
+        for value, _ in searches[0]["effects"][name]:
+            rows.append((f"`{name}`", f"`{value}`", *(f"{100 * means[str(value)]:.1f}" for means in worth)))
+    return table(("option", "value", *(f"M = {size}, %" for size in sizes)), rows)
+
+
 # ---------------------------------------------------------------- speed
 
 
@@ -311,6 +325,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "parts": parts,
     "datasets": datasets,
     "search": search,
+    "effects": effects,
     "gpu-runs": gpu_runs,
     "speed": speed,
     "steps": steps,

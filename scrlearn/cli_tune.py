@@ -60,6 +60,9 @@ def tune(
     study: Annotated[Path, typer.Option(help="The file that keeps the trials; the same command goes on.")] = (
         DEFAULT_STUDY
     ),
+    sampler: Annotated[
+        str, typer.Option(help="tpe: look for the best; even: every value equally often, to see what each is worth.")
+    ] = "tpe",
     sampler_seed: Annotated[int, typer.Option(min=0, help="Fixes what is proposed.")] = 0,
     prune: Annotated[bool, typer.Option("--prune", help="Give bad trials up after their first seed.")] = False,
     at_once: Annotated[
@@ -116,6 +119,7 @@ def tune(
             seeds=seeds,
             memory_sizes=sizes,
             study=study,
+            sampler=sampler,
             sampler_seed=sampler_seed,
             prune=prune,
             at_once=at_once,
@@ -235,6 +239,7 @@ def _report(found: Search, as_json: bool, quiet: bool) -> None:
             {
                 "best": best,
                 "command": found.command,
+                "effects": {name: [[v, mean] for v, mean in values.items()] for name, values in found.effects.items()},
                 "trials": trials,
                 "config": found.config.to_dict(),
                 "memory_sizes": list(found.memory_sizes) or [found.config.memory_size],
@@ -250,5 +255,9 @@ def _report(found: Search, as_json: bool, quiet: bool) -> None:
         for trial in found.ranking[:SHOWN]:
             table.add_row(str(trial.number + 1), *(str(trial.values[name]) for name in found.space), _accuracy(trial))
         _console().print(table)
+        worth = _new_table("option", "mean accuracy (%) with each value", title="What the values are worth")
+        for name, means in found.effects.items():
+            worth.add_row(name, ", ".join(f"{value}: {100 * mean:.1f}" for value, mean in means.items()))
+        _console().print(worth)
         typer.echo("The best values on the whole stream, with the test images:")
     typer.echo(found.command)

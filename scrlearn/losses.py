@@ -21,7 +21,7 @@ class Mixture(NamedTuple):
 
 
 def supervised_contrastive_loss(
-    z: Tensor, y: Tensor, temperature: float = 0.1, mixture: Mixture | None = None
+    z: Tensor, y: Tensor, temperature: float = 0.1, mixture: Mixture | None = None, view_weight: float = 1.0
 ) -> Tensor:
     r"""Supervised contrastive loss, averaged over the anchors.
 
@@ -45,6 +45,9 @@ def supervised_contrastive_loss(
 
         where :math:`p_{ic}` is how much of row i is of class c. For rows of one class this is 1 or 0, and the loss the
         one above.
+    view_weight
+        How many times as much the other view of the same image counts as another positive. Other than 1, the rows must
+        be a view of each image, and then the other view of each, in the same order.
 
     An anchor without any positive adds nothing (its sum over P(i) is empty), so the loss stays finite.
 
@@ -59,12 +62,14 @@ def supervised_contrastive_loss(
     0.5514
     """
     if z.is_cuda and z.dtype == torch.float32 and len(z) <= MOST_ROWS and (fused := _fused()) is not None:
-        return fused(z, y, temperature, mixture)
+        return fused(z, y, temperature, mixture, view_weight)
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
     logits = (z @ z.T / temperature).masked_fill(itself, -torch.inf)
     log_probability = logits - torch.logsumexp(logits, dim=1, keepdim=True)
-    if mixture is not None:
+    if mixture is not None or view_weight != 1:
         alike = _alike(y, mixture, z.dtype).masked_fill(itself, 0.0)
+        if view_weight != 1:
+            alike = torch.where(itself.roll(len(z) // 2, dims=1), view_weight * alike, alike)
         whole = alike.sum(1)
         likelihood = (log_probability.masked_fill(itself, 0.0) * alike).sum(1) / torch.where(whole > 0, whole, 1.0)
         return -likelihood.mean()
@@ -74,8 +79,10 @@ def supervised_contrastive_loss(
     return -likelihood.mean()
 
 
-def _alike(y: Tensor, mixture: Mixture, dtype: torch.dtype) -> Tensor:
+def _alike(y: Tensor, mixture: Mixture | None, dtype: torch.dtype) -> Tensor:
     """How much two rows are of one class, for all pairs."""
+    if mixture is None:
+        return (y[:, None] == y[None, :]).to(dtype)
     parts = ((y, 1 - mixture.share), (mixture.other, mixture.share))
     terms = [
         (classes[:, None] == others[None, :]) * (much[:, None] * as_much[None, :]).to(dtype)
@@ -86,7 +93,7 @@ def _alike(y: Tensor, mixture: Mixture, dtype: torch.dtype) -> Tensor:
 
 
 @functools.cache
-def _fused() -> Callable[[Tensor, Tensor, float, Mixture | None], Tensor] | None:
+def _fused() -> Callable[[Tensor, Tensor, float, Mixture | None, float], Tensor] | None:
     """The loss as one kernel for CUDA; None without Triton."""
     try:
         from scrlearn.losses_fused import supervised_contrastive_loss as fused

@@ -4,7 +4,8 @@ The gradient is known in closed form. By the products of two rows i ≠ j it is,
 
     (softmax over j of z_i · z_j / τ  −  [j ∈ P(i)] / |P(i)|) / (n τ).
 
-Rows of two classes have weights in the place of [j ∈ P(i)], and their sum in that of |P(i)|.
+Rows of two classes, and other views that count more, have weights in the place of [j ∈ P(i)], and their sum in that of
+|P(i)|.
 """
 
 # Triton's kernels are its own language in Python's syntax, which mypy cannot check
@@ -21,8 +22,9 @@ from scrlearn.losses import Mixture
 
 @triton.jit
 def _anchor(
-    products, y, also, share, loss, gradient, rows, inverse_temperature, block: tl.constexpr, mixed: tl.constexpr
-):
+    products, y, also, share, loss, gradient, rows, inverse_temperature, view_weight,
+    block: tl.constexpr, mixed: tl.constexpr, weighs_views: tl.constexpr,
+):  # fmt: skip
     """The loss of one anchor, and its gradient by the products with all other rows."""
     i = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, block)
@@ -40,6 +42,8 @@ def _anchor(
         alike += tl.where(their_other == own, (1 - own_share) * their_share, 0.0)
         alike += tl.where(theirs == own_other, own_share * (1 - their_share), 0.0)
         alike += tl.where(their_other == own_other, own_share * their_share, 0.0)
+    if weighs_views:
+        alike = tl.where(j == (i + rows // 2) % rows, view_weight * alike, alike)
     alike = tl.where(others, alike, 0.0)
     whole = tl.sum(alike, 0)
     each = 1.0 / tl.where(whole > 0, whole, 1.0)
@@ -53,7 +57,7 @@ class _SupervisedContrastive(torch.autograd.Function):
     """Autograd around the kernel."""
 
     @staticmethod
-    def forward(ctx, z, y, temperature, mixture):
+    def forward(ctx, z, y, temperature, mixture, view_weight):
         """The mean over the anchors."""
         rows = len(z)
         products = z @ z.T
@@ -61,8 +65,8 @@ class _SupervisedContrastive(torch.autograd.Function):
         block = triton.next_power_of_2(rows)
         also, share = (y, each) if mixture is None else (part.contiguous() for part in mixture)
         _anchor[(rows,)](
-            products, y, also, share, each, gradient, rows, 1.0 / temperature,
-            block=block, mixed=mixture is not None, num_warps=1 if block <= 512 else 8,
+            products, y, also, share, each, gradient, rows, 1.0 / temperature, float(view_weight),
+            block=block, mixed=mixture is not None, weighs_views=view_weight != 1, num_warps=1 if block <= 512 else 8,
         )  # fmt: skip
         ctx.save_for_backward(z, gradient)
         return each.mean()
@@ -72,9 +76,11 @@ class _SupervisedContrastive(torch.autograd.Function):
     def backward(ctx, d_loss):
         """A product has two factors."""
         z, gradient = ctx.saved_tensors
-        return (gradient + gradient.T) @ z * d_loss, None, None, None
+        return (gradient + gradient.T) @ z * d_loss, None, None, None, None
 
 
-def supervised_contrastive_loss(z: Tensor, y: Tensor, temperature: float, mixture: Mixture | None = None) -> Tensor:
+def supervised_contrastive_loss(
+    z: Tensor, y: Tensor, temperature: float, mixture: Mixture | None = None, view_weight: float = 1.0
+) -> Tensor:
     """What `scrlearn.losses.supervised_contrastive_loss` gives, for float32 rows on a CUDA device."""
-    return _SupervisedContrastive.apply(z.contiguous(), y.contiguous(), temperature, mixture)
+    return _SupervisedContrastive.apply(z.contiguous(), y.contiguous(), temperature, mixture, view_weight)

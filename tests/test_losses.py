@@ -149,6 +149,57 @@ def test_gradient_of_rows_of_two_classes(rows, seed):
     assert torch.autograd.gradcheck(lambda z: supervised_contrastive_loss(z, y, 0.3, mixture), (z,), atol=1e-6)
 
 
+# ---------------------------------------------------------------- other views that count more
+
+
+def weighed_by_loops(z, y, other, share, temperature, view_weight):
+    """As `mixed_by_loops`, with the pair (i, i ± half) counting so many times as much."""
+    z, y, other, share = (values.tolist() for values in (z, y, other, share))
+    n, total = len(z), 0.0
+    for i in range(n):
+        others = [j for j in range(n) if j != i]
+        products = {j: sum(a * b for a, b in zip(z[i], z[j], strict=True)) / temperature for j in others}
+        below = math.log(sum(math.exp(value) for value in products.values()))
+        weights = {}
+        for j in others:
+            own = {y[i]: 1 - share[i]} if share[i] == 0 else {}
+            own = own or {c: (1 - share[i]) * (c == y[i]) + share[i] * (c == other[i]) for c in (y[i], other[i])}
+            theirs = {c: (1 - share[j]) * (c == y[j]) + share[j] * (c == other[j]) for c in own}
+            weights[j] = sum(own[c] * theirs[c] for c in own) * (view_weight if abs(i - j) == n // 2 else 1)
+        if sum(weights.values()) > 0:
+            total -= sum(weights[j] * (products[j] - below) for j in others) / sum(weights.values())
+    return total / n
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    images=rows_of_two,
+    view_weight=st.sampled_from([0.5, 3.0, 20.0]),
+    mixed=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_the_other_view_counts_so_many_times_as_much(images, view_weight, mixed, seed):
+    y, other, share = (torch.tensor(column).repeat(2) for column in zip(*images, strict=True))
+    share[: len(images)] = 0.0
+    z, temperature = unit(len(y), 4, seed), 0.3
+    mixture = Mixture(other, share) if mixed else None
+    found = supervised_contrastive_loss(z, y, temperature, mixture, view_weight).item()
+    shown = share if mixed else torch.zeros_like(share)
+    assert found == pytest.approx(weighed_by_loops(z, y, other, shown, temperature, view_weight), abs=1e-6, rel=1e-6)
+    leaf = z.clone().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda z: supervised_contrastive_loss(z, y, temperature, mixture, view_weight), (leaf,), atol=1e-6
+    )
+
+
+def test_with_a_large_weight_only_the_other_view_attracts():
+    """Then it is the loss of contrastive learning without labels, which tells every image from every other."""
+    z, y = unit(12, 5, 0), torch.tensor([0, 0, 0, 1, 1, 1]).repeat(2)
+    alone = supervised_contrastive_loss(z, torch.arange(6).repeat(2), 0.2).item()
+    assert supervised_contrastive_loss(z, y, 0.2, view_weight=1e9).item() == pytest.approx(alone, rel=1e-6)
+    assert supervised_contrastive_loss(z, y, 0.2).item() != pytest.approx(alone, rel=1e-3)
+
+
 def test_rows_that_are_wholly_of_one_class_give_the_plain_losses():
     z, logits = unit(12, 5, 0), 3 * unit(12, 6, 1)
     y, other = torch.arange(12) % 3, torch.arange(12) % 4
@@ -259,20 +310,22 @@ def test_cross_entropy_leaves_out_classes_not_met():
 @pytest.mark.device
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnTheDevice:
+    @pytest.mark.parametrize("view_weight", [1.0, 4.0])
     @pytest.mark.parametrize("temperature", [0.07, 1.0])
     @pytest.mark.parametrize("mixed", [False, True])
     @pytest.mark.parametrize(("rows", "classes"), [(220, 12), (8, 3), (30, 1000), (2, 1), (1, 1), (2020, 100)])
-    def test_the_kernel_and_its_gradient_are_those_of_the_formula(self, rows, classes, mixed, temperature):
+    def test_the_kernel_and_its_gradient_are_those_of_the_formula(self, rows, classes, mixed, temperature, view_weight):
         random = torch.Generator().manual_seed(rows)
         z = F.normalize(torch.randn(rows, 128, generator=random), dim=1)
         y, other = torch.randint(classes, (2, rows), generator=random)
         share = torch.rand(rows, generator=random).sub(0.3).clamp_(min=0)
         near, exact = z.cuda().requires_grad_(), z.double().requires_grad_()
         found = supervised_contrastive_loss(
-            near, y.cuda(), temperature, Mixture(other.cuda(), share.cuda()) if mixed else None
+            near, y.cuda(), temperature, Mixture(other.cuda(), share.cuda()) if mixed else None, view_weight
         )
         assert "SupervisedContrastive" in type(found.grad_fn).__name__
-        expected = supervised_contrastive_loss(exact, y, temperature, Mixture(other, share.double()) if mixed else None)
+        mixture = Mixture(other, share.double()) if mixed else None
+        expected = supervised_contrastive_loss(exact, y, temperature, mixture, view_weight)
         torch.testing.assert_close(found.detach().cpu().double(), expected.detach(), rtol=1e-4, atol=1e-5)
         (gradient,), (right,) = torch.autograd.grad(3 * found, near), torch.autograd.grad(3 * expected, exact)
         torch.testing.assert_close(

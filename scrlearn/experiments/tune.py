@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from scrlearn.data import Dataset, default_tasks, load
 from scrlearn.errors import InputError, suggest
 from scrlearn.evaluation import Interval, interval
@@ -32,6 +34,7 @@ Space = Mapping[str, Sequence[Any]]
 HOLDOUT = 0.1
 FIRST_SEED = 1000  # published figures have the seeds from 0 on, which no choice shall have seen
 REPEATS = 20  # proposals that were tried already, before another one is drawn at random
+SAMPLERS = ("tpe", "even")
 PRUNE_FROM = 5  # trials before the first one may be given up
 
 _STEPS = {"learning_rate": (0.02, 0.05, 0.1, 0.2), "momentum": (0.0, 0.9)}
@@ -130,6 +133,27 @@ class Search:
         return self.ranking[0]
 
     @property
+    def effects(self) -> dict[str, dict[Any, float]]:
+        """For each option, how well its values do: the mean of all trials as it would be if all had that value.
+
+        By least squares over the trials with all their seeds, as if each value added something of its own. It says most
+        where all values were tried equally often (`sampler="even"`).
+        """
+        whole = [trial for trial in self.trials if not trial.pruned]
+        columns = [(name, value) for name, values in self.space.items() for value in values]
+        had = np.array([[float(trial.values[name] == value) for name, value in columns] for trial in whole])
+        figures = np.array([trial.interval.mean for trial in whole])
+        # shares of all trials are taken off, so that the smallest solution is about differences from their mean
+        worth = np.linalg.lstsq(had - had.mean(0), figures - figures.mean(), rcond=None)[0]
+        found: dict[str, dict[Any, float]] = {}
+        for name, values in self.space.items():
+            at = [i for i, (option, _) in enumerate(columns) if option == name]
+            usual = float(worth[at] @ had.mean(0)[at])
+            shown = {value: figures.mean() + worth[i] - usual for value, i in zip(values, at, strict=True)}
+            found[name] = {value: float(shown[value]) for value, i in zip(values, at, strict=True) if had[:, i].any()}
+        return found
+
+    @property
     def chosen(self) -> RunConfig:
         """The best values on the whole stream, with the real test images."""
         whole = self.config.replace(holdout=0.0, first_tasks=None, seed=0)
@@ -198,6 +222,7 @@ def tune(
     seeds: int | Sequence[int] = 3,
     memory_sizes: Sequence[int] = (),
     study: str | Path = "tuning.db",
+    sampler: str = "tpe",
     sampler_seed: int = 0,
     prune: bool = False,
     at_once: int = 1,
@@ -210,10 +235,11 @@ def tune(
     """Search for the values that do best on the first tasks of a stream, without looking at its test images.
 
     Each trial is run with several seeds; its figure is the mean of their average accuracies on held-out training images
-    after the last of the first tasks. Values are proposed by Optuna's tree-structured Parzen estimator; the method's
-    own defaults come first where they are in the space. No choice is run twice, and a space that has been tried whole
-    ends the search. Every trial is kept in an SQLite file: the same call goes on where it was stopped, and proposes
-    what it would have proposed without the stop. One process at a time works on a search.
+    after the last of the first tasks. Values are proposed by Optuna's tree-structured Parzen estimator, the method's
+    own defaults first where they are in the space; or evenly, whatever the trials so far have shown. No choice is run
+    twice, and a space that has been tried whole ends the search. Every trial is kept in an SQLite file: the same call
+    goes on where it was stopped, and proposes what it would have proposed without the stop. One process at a time works
+    on a search.
 
     Parameters
     ----------
@@ -230,6 +256,9 @@ def tune(
         Run every trial with each of these, in the place of the configuration's; the mean over them counts.
     study
         The SQLite file; searches that differ in anything but `trials` lie in it side by side.
+    sampler
+        "tpe" to look for the best where it is most likely; "even" to try all values of each option equally often, in
+        shuffled company, which tells best what each of them is worth (`Search.effects`).
     sampler_seed
         Fixes what is proposed.
     prune
@@ -257,13 +286,15 @@ def tune(
         raise InputError(f"The memory sizes are {list(memory_sizes)}; expected each once.")
     if memory_sizes:
         config = config.replace(memory_size=max(memory_sizes))
+    if sampler not in SAMPLERS:
+        raise InputError(f'There is no sampler "{sampler}".{suggest(sampler, SAMPLERS)}')
     if at_once < 1 or (at_once > 1 and prune):
         raise InputError(f"at_once is {at_once}; expected 1 or more, and 1 where bad trials are given up early.")
     dataset = dataset or load(config.dataset, data_root, download=download, image_size=config.image_size)
     config = _first_tasks(config, dataset)
     dataset = config.prepare(dataset)
     _check_values(config, space, dataset)
-    book = Book(Path(study), config, space, numbers, sampler_seed, prune, memory_sizes)
+    book = Book(Path(study), config, space, numbers, sampler, sampler_seed, prune, memory_sizes)
     watcher = watcher or Nobody()
     claims, mine = Claims(book.path.parent), f".{book.path.name}-{book.name}"
     if not claims.take(mine):
@@ -386,7 +417,7 @@ class Book:
     ----------
     path
         The file.
-    config, space, seeds, sampler_seed, prune, memory_sizes
+    config, space, seeds, sampler, sampler_seed, prune, memory_sizes
         What is searched; together they are the study's name.
     """
 
@@ -396,6 +427,7 @@ class Book:
         config: RunConfig,
         space: Space,
         seeds: list[int],
+        sampler: str,
         sampler_seed: int,
         prune: bool,
         memory_sizes: Sequence[int] = (),
@@ -403,13 +435,14 @@ class Book:
         self.optuna = _require_optuna()
         self.path, self.config, self.space, self.seeds = path, config, space, seeds
         self.memory_sizes: list[int | None] = [*memory_sizes] or [config.memory_size]
-        self.sampler_seed, self.prune = sampler_seed, prune
+        self.sampler, self.sampler_seed, self.prune = sampler, sampler_seed, prune
         choice = self.optuna.distributions.CategoricalDistribution
         self.distributions = {name: choice(list(values)) for name, values in space.items()}
         about = {
             "run": {name: value for name, value in identity(config).items() if name != "seed"},
             "space": {name: list(values) for name, values in space.items()},
             "seeds": seeds,
+            **({"sampler": sampler} if sampler != SAMPLERS[0] else {}),
             "sampler_seed": sampler_seed,
             "prune": prune,
             **({"memory_sizes": self.memory_sizes} if len(self.memory_sizes) > 1 else {}),
@@ -479,6 +512,8 @@ class Book:
             What is tried at the same time.
         """
         tried = {canonical_json(values) for values in (*(trial.values for trial in self.trials()), *beside)}
+        if self.sampler == "even":
+            return self._evenly([*(trial.values for trial in self.trials()), *beside]) or self._untried(tried)
         if not tried and (usual := self._defaults()) is not None:
             return usual
         advisor = self.optuna.create_study(direction="maximize")  # a copy: what is only proposed is not written down
@@ -490,6 +525,19 @@ class Book:
             if canonical_json(proposed) not in tried:
                 return {name: proposed[name] for name in self.space}
         return self._untried(tried)
+
+    def _evenly(self, tried: Sequence[Values]) -> Values | None:
+        """Of each option a value that was tried least often; of several, one at random. None: all such were tried."""
+        for attempt in range(REPEATS):
+            values: Values = {}
+            for name, choices in self.space.items():
+                counts = [sum(earlier[name] == value for earlier in tried) for value in choices]
+                most = min(counts) + attempt // (REPEATS // 2)  # once more often, where there is no other way
+                least = [value for value, count in zip(choices, counts, strict=True) if count <= most]
+                values[name] = least[derived_seed(self.sampler_seed, "even", len(tried), attempt, name) % len(least)]
+            if values not in tried:
+                return values
+        return None
 
     def _defaults(self) -> Values | None:
         """The method as it stands, where all of it is in the space."""

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scrlearn.augment import Augment, as_augment
-from scrlearn.errors import InputError
+from scrlearn.augment import Augment, View, as_augment
+from scrlearn.errors import InputError, suggest
 from scrlearn.losses import Mixture, cross_entropy_loss, distillation_loss, supervised_contrastive_loss
 from scrlearn.mixing import cut_mix
 from scrlearn.models.network import to_float
@@ -18,6 +18,10 @@ from scrlearn.models.network import to_float
 if TYPE_CHECKING:
     from scrlearn.learners.base import Learner
     from scrlearn.learners.replay import Replay
+
+
+FIRST_VIEWS = ("plain", "mirrored", "augmented")
+MIRRORED = Augment(scale=(1.0, 1.0), flip=0.5, jitter=0.0, grey=0.0)
 
 
 class Objective:
@@ -106,11 +110,16 @@ class SupervisedContrastive(Objective):
     ----------
     temperature
         τ of the loss.
+    view_weight
+        How many times as much an image's other view counts as another image of its class does; 1: the paper's loss.
     projection
         "mlp", "linear" or "none".
     augment
         The second view: True for the paper's augmentation, False or None for a plain copy, or a callable of your own,
         f(x) or f(x, generator) (see `scrlearn.augment.as_augment`).
+    first_view
+        "plain": the images as they are; "mirrored": each with probability ½ mirrored left to right; "augmented": as the
+        second view, drawn anew.
     views
         "joint": both views in one forward; "separate": a forward each, so BatchNorm statistics are per view.
     mix_after
@@ -134,8 +143,10 @@ class SupervisedContrastive(Objective):
     def __init__(
         self,
         temperature: float = 0.1,
+        view_weight: float = 1.0,
         projection: str = "mlp",
         augment: bool | Callable[..., Any] | None = True,
+        first_view: str = "plain",
         views: str = "joint",
         mix_after: float = 0.0,
         feature_weight: float = 0.0,
@@ -147,6 +158,10 @@ class SupervisedContrastive(Objective):
             raise InputError(f"temperature is {temperature}; it must be above 0.")
         if views not in ("joint", "separate"):
             raise InputError(f'views is "{views}"; it must be "joint" or "separate".')
+        if first_view not in FIRST_VIEWS:
+            raise InputError(f'There is no first_view "{first_view}".{suggest(first_view, FIRST_VIEWS)}')
+        if view_weight <= 0:
+            raise InputError(f"view_weight is {view_weight}; it must be above 0.")
         _check_weight("mix_after", mix_after)
         _check_weight("feature_weight", feature_weight)
         _check_weight("cross_entropy_weight", cross_entropy_weight)
@@ -156,8 +171,9 @@ class SupervisedContrastive(Objective):
                 f"distillation_weight is {distillation_weight}, and what is distilled are the outputs of the softmax "
                 "layer, which this learner does not train: give cross_entropy_weight above 0."
             )
-        self.temperature, self.projection = temperature, projection
+        self.temperature, self.view_weight, self.projection = temperature, view_weight, projection
         self.augment = Augment() if augment is True else as_augment(None if augment is False else augment)
+        self.first: View | None = {"plain": None, "mirrored": MIRRORED, "augmented": self.augment}[first_view]
         self.views, self.mix_after, self.feature_weight = views, mix_after, feature_weight
         self.cross_entropy_weight, self.distillation_weight = cross_entropy_weight, distillation_weight
         self.has_head = probe or cross_entropy_weight > 0
@@ -167,6 +183,7 @@ class SupervisedContrastive(Objective):
         network = learner.network
         raw = to_float(x)
         second = self.augment(raw, learner.generator)
+        first = raw if self.first is None else self.first(raw, learner.generator)
         both, mixture = torch.cat([y, y]), None
         if self.mix_after and learner.replaying:
             replays, probability = learner.replays, torch.zeros(len(y), device=y.device)
@@ -174,11 +191,10 @@ class SupervisedContrastive(Objective):
             second, other, share = cut_mix(second, learner.generator, probability)
             mixture = Mixture(torch.cat([y, y.index_select(0, other)]), torch.cat([torch.zeros_like(share), share]))
         segments = 1 if self.views == "joint" else 2
-        features = network.features(torch.cat([raw, second]), segments)
-        loss = supervised_contrastive_loss(network.project(features), both, self.temperature, mixture)
+        features = network.features(torch.cat([first, second]), segments)
+        loss = self.contrast(network.project(features), both, mixture)
         if self.feature_weight:
-            own = supervised_contrastive_loss(F.normalize(features, dim=1), both, self.temperature, mixture)
-            loss = loss + self.feature_weight * own
+            loss = loss + self.feature_weight * self.contrast(F.normalize(features, dim=1), both, mixture)
         if network.head is None:
             return loss
         if not self.cross_entropy_weight:
@@ -186,8 +202,12 @@ class SupervisedContrastive(Objective):
         logits = network.head(features)
         loss = loss + self.cross_entropy_weight * cross_entropy_loss(logits, both, mixture)
         if self.distillation_weight:
-            loss = loss + self.distillation_weight * distillation(learner, raw, y, logits[: len(y)])
+            loss = loss + self.distillation_weight * distillation(learner, first, y, logits[: len(y)])
         return loss
+
+    def contrast(self, z: Tensor, y: Tensor, mixture: Mixture | None) -> Tensor:
+        """The contrastive loss on the first views and then the second ones."""
+        return supervised_contrastive_loss(z, y, self.temperature, mixture, self.view_weight)
 
 
 OBJECTIVES: dict[str, type[Objective]] = {

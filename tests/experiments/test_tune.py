@@ -119,6 +119,40 @@ def test_it_comes_near_the_best_of_the_space(measured, tmp_path):
     assert [t.interval.mean for t in found.ranking] == sorted((t.interval.mean for t in found.trials), reverse=True)
 
 
+@pytest.mark.parametrize("at_once", [1, 5])
+def test_evenly_means_that_every_value_is_tried_equally_often(measured, tmp_path, at_once):
+    found = search(tmp_path / str(at_once), trials=24, sampler="even", at_once=at_once)
+    assert len({json.dumps(trial.values) for trial in found.trials}) == 24
+    for name, values in SPACE.items():
+        for done in (6, 12, 24):
+            counts = [sum(trial.values[name] == value for trial in found.trials[:done]) for value in values]
+            assert max(counts) - min(counts) <= 2
+    again = search(tmp_path / f"{at_once} again", trials=24, sampler="even")
+    assert [trial.values for trial in again.trials] == [trial.values for trial in found.trials]
+
+
+def test_effects_are_those_of_a_sum(tmp_path, monkeypatch):
+    """The stand-in adds up one figure for each option; differences between values are found exactly."""
+    measured = Measured(monkeypatch)
+    effects = search(tmp_path, trials=20, sampler="even").effects
+    assert {name: tuple(values) for name, values in effects.items()} == SPACE
+    rate, momentum, batch = effects["learning_rate"], effects["momentum"], effects["memory_batch"]
+    assert rate[0.03] - rate[0.3] == pytest.approx(0.27)
+    assert rate[0.03] - rate[0.01] == pytest.approx(0.02)
+    assert momentum[0.0] - momentum[0.9] == pytest.approx(0.09)
+    assert batch[10] - batch[5] == pytest.approx(0.05)
+    assert batch[10] - batch[20] == pytest.approx(0.1)
+    # and each is the mean of the trials, had they all had that value
+    shifted = [trial.interval.mean for trial in search(tmp_path, trials=20, sampler="even").trials]
+    had = [call["momentum"] for call in measured.tried]
+    assert momentum[0.0] == pytest.approx(sum(m + 0.1 * v for m, v in zip(shifted, had, strict=True)) / 20)
+
+
+def test_a_sampler_that_is_none(tmp_path):
+    with pytest.raises(InputError, match=r'no sampler "tpx".*"tpe"'):
+        search(tmp_path, sampler="tpx")
+
+
 def test_bad_trials_are_given_up_after_the_first_seed(measured, tmp_path):
     found = search(tmp_path, trials=15, prune=True)
     given_up = [trial for trial in found.trials if trial.pruned]
@@ -239,6 +273,7 @@ def test_a_finished_search_is_found_again(measured, tmp_path):
         {"space": {**SPACE, "momentum": (0.0, 0.9)}},
         {"seeds": 2},
         {"sampler_seed": 3},
+        {"sampler": "even"},
         {"prune": True},
     ],
 )

@@ -246,6 +246,55 @@ def test_the_loss_on_features_is_added_with_its_weight():
     assert found == pytest.approx(expected, rel=1e-3)
 
 
+# ---------------------------------------------------------------- the two views
+
+
+def test_half_of_the_first_views_are_mirror_images():
+    """What the network is given: the second views as they were drawn, the first mirrored for some images alone."""
+    learner = learn(make("scr", memory_size=20, memory_batch=10, first_view="mirrored", augment=None, precision="fp32"))
+    x, y = digits(400)
+    seen = []
+
+    def watched(images, segments):
+        seen.append(images)
+        return features(images, segments)
+
+    features, learner.network.features = learner.network.features, watched
+    learner.objective.loss(learner, x, y % 3)
+    first, second = seen[0].split(400)
+    torch.testing.assert_close(second, x / 255)
+    mirrored = (first == second.flip(-1)).flatten(1).all(1)
+    assert ((first == second).flatten(1).all(1) | mirrored).all()
+    assert 150 < int(mirrored.sum()) < 250
+
+
+def test_both_views_augmented_are_two_draws():
+    learner = learn(make("scr", memory_size=20, memory_batch=10, first_view="augmented", precision="fp32"))
+    x, y = digits(30)
+    seen, features = [], learner.network.features
+    learner.network.features = lambda images, segments: seen.append(images) or features(images, segments)
+    generator = torch.Generator()
+    generator.set_state(learner.generator.get_state())
+    learner.objective.loss(learner, x, y)
+    draws = [learner.objective.augment(x / 255, generator) for _ in range(2)]
+    torch.testing.assert_close(seen[0], torch.cat(draws[::-1]))
+    assert not torch.equal(*draws)
+
+
+def test_the_loss_weighs_the_two_views_of_an_image():
+    """With one image of a class its other view is the only positive, so any weight gives the same; with two, not."""
+    options = {"memory_size": 20, "memory_batch": 10, "augment": None, "precision": "fp32"}
+    learners = [learn(make("scr", **options)), learn(make("scr", **options))]
+    learners[1].objective.view_weight = 7.0
+    for learner in learners:
+        learner.set_training(True)
+    x, _ = digits(6)
+    alone, paired = torch.arange(6), torch.arange(6) // 2
+    losses = [[learner.objective.loss(learner, x, y).item() for y in (alone, paired)] for learner in learners]
+    assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-5)
+    assert losses[1][1] < losses[0][1]  # plain copies lie in one place, other images of a class do not
+
+
 # ---------------------------------------------------------------- pieces of other images in the second view
 
 
@@ -625,7 +674,13 @@ def test_steps_never_wait_for_the_device():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"distillation_weight": 1.0, "review": True}, {"width": 64}, {"mix_after": 1.0, "updates_until": 3.0}],
+    [
+        {},
+        {"distillation_weight": 1.0, "review": True},
+        {"width": 64},
+        {"mix_after": 1.0, "updates_until": 3.0},
+        {"first_view": "mirrored", "view_weight": 4.0},
+    ],
     ids=str,
 )
 def test_a_recorded_step_gives_the_same_bits(options, precision):
