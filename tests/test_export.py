@@ -134,7 +134,14 @@ def check_choices(clf, scores: np.ndarray, labels: np.ndarray) -> None:
 # ------------------------------------------------------------------------------------------------- the same answers
 
 CASES = [
-    pytest.param("onnx", "er", "softmax", 3, {"averaging": 0.9, "mirror": True}, id="onnx-er-softmax-averaged-mirror"),
+    pytest.param(
+        "onnx",
+        "er",
+        "softmax",
+        3,
+        {"averaging": 0.9, "mirror": True, "crops": True},
+        id="onnx-er-softmax-averaged-views",
+    ),
     *(
         pytest.param("onnx", method, classifier, channels, options, id=f"onnx-{name}", marks=pytest.mark.slow)
         for name, method, classifier, channels, options in (
@@ -154,6 +161,7 @@ CASES = [
             ("grey", 1, {}),
             ("colour", 3, {}),
             ("mirror", 1, {"mirror": True}),
+            ("crops", 1, {"mirror": True, "crops": True}),
             ("averaged", 3, {"averaging": 0.9}),
         )
     ),

@@ -19,6 +19,7 @@ from scrlearn.learners.single_images import SingleImages
 from scrlearn.learners.teacher import Teacher
 from scrlearn.memory import Memory
 from scrlearn.models import Network, ReducedResNet18, cuda_descent, feature_dim, projection_head
+from scrlearn.models.network import to_float
 from scrlearn.randomness import derived_seed, generator, seeded
 
 CLASSIFIERS = ("softmax", "ncm", "combined", "lda")
@@ -26,6 +27,7 @@ PROTOTYPES = ("auto", "memory", "sdc")
 PREDICTION_BATCH = {"cuda": 1000}
 NCM_TEMPERATURE = 0.1
 DEFAULT_WIDTH = 20
+CROP = 13 / 16
 Runner = Callable[..., Tensor]
 Progress = Callable[[int, int], None]
 
@@ -81,6 +83,9 @@ class Learner:
         update after each gradient step; 0: none. Update number t has the decay min(averaging, (1 + t) / (10 + t)).
     mirror
         Average the features of each image and its mirror image, for class means and for prediction.
+    crops
+        Average those of an image that is asked about with those of two parts of it too, for prediction: 13/16 of its
+        height and width at the upper left and at the lower right, brought back to its size.
     precision
         "bf16" (encoder in bfloat16), "tf32", "fp32", or "auto": bf16 where the hardware has it and the images are 16×16
         or larger.
@@ -121,6 +126,7 @@ class Learner:
         shrinkage: float = 0.0,
         averaging: float = 0.0,
         mirror: bool = False,
+        crops: bool = False,
         precision: str = "auto",
         device: str | torch.device = "auto",
         seed: int = 0,
@@ -144,7 +150,7 @@ class Learner:
         self.classifier = classifier
         self.memory_batch = memory_batch
         self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
-        self.averaging, self.mirror, self.width = averaging, mirror, width
+        self.averaging, self.mirror, self.crops, self.width = averaging, mirror, crops, width
         self.centred, self.projection_share, self.shrinkage = centred, projection_share, shrinkage
         self.device = resolve_device(device)
         self.precision = resolve_precision(precision, self.device, image_shape)
@@ -247,7 +253,7 @@ class Learner:
     def _follow(self, drift: DriftCompensation, x: Tensor, y: Tensor) -> None:
         """Let the prototypes that need no memory follow a step."""
         self.set_training(False)
-        after = F.normalize(self.look(x), dim=1)
+        after = F.normalize(self.look_whole(x), dim=1)
         self.set_training(True)
         if self.tasks and self.earlier is not None:
             drift.compensate(F.normalize(self._features(self.earlier.network, x), dim=1), after)
@@ -422,6 +428,15 @@ class Learner:
         return self.run(self.look, x)
 
     def look(self, x: Tensor) -> Tensor:
+        """What the encoder sees in images that are asked about, in parts of them too if asked for. Graph-safe."""
+        features = self.look_whole(x)
+        if self.crops:
+            features = (
+                features + sum(self.look_whole(part) for part in corners(to_float(x), *self.image_shape[1:]))
+            ) / 3
+        return features
+
+    def look_whole(self, x: Tensor) -> Tensor:
         """What the encoder sees in images, with averaged weights and the mirror image if asked for. Graph-safe."""
         return self._features(self.average if self.average is not None else self.network, x)
 
@@ -527,7 +542,8 @@ class Learner:
         if len(labels) == 0:
             raise NotFittedError("The memory is empty, so there are no prototypes yet: learn at least one batch.")
         if self._stored is None:
-            self._stored = torch.cat([self.features(part) for part in self._parts(images)])
+            self.set_training(False)
+            self._stored = torch.cat([self.run(self.look_whole, part) for part in self._parts(images)])
         return self._stored, labels
 
     def _parts(self, x: Tensor) -> Iterator[Tensor]:
@@ -596,6 +612,13 @@ class Learner:
         if saved.shape != self.generator.get_state().shape:
             saved = generator(self.seed, "moved", self.steps, device=self.device).get_state()
         self.generator.set_state(saved)
+
+
+def corners(x: Tensor, height: int, width: int) -> Iterator[Tensor]:
+    """The upper left and the lower right of float images, 13/16 of each side, in the size of the whole."""
+    down, across = (max(1, round(CROP * length)) for length in (height, width))
+    for part in (x[..., :down, :across], x[..., height - down :, width - across :]):
+        yield F.interpolate(part, size=(height, width), mode="bilinear", align_corners=False)
 
 
 def _check_width(width: int, encoder: nn.Module | None) -> None:

@@ -16,6 +16,7 @@ from scrlearn.checkpoint import digest
 from scrlearn.classifiers import LinearDiscriminant, NearestClassMean
 from scrlearn.errors import InputError
 from scrlearn.learners import METHODS, make_learner
+from scrlearn.learners.base import corners
 from scrlearn.learners.objectives import distillation
 from scrlearn.mixing import cut_mix
 
@@ -186,6 +187,48 @@ def test_mirrored_features_are_the_mean_of_two(averaging):
     stored = (plain.features(images) + plain.features(images.flip(-1))) / 2
     expected = NearestClassMean.fit(stored, labels, plain.num_classes).scores(features)
     torch.testing.assert_close(mirrored.scores(x, "ncm"), expected)
+
+
+# ---------------------------------------------------------------- crops
+
+
+def bilinear_by_loops(image, height, width):
+    """One channel brought to another size; pixels are squares, and what lies beyond the edge is the edge."""
+
+    def along(size, length):
+        for i in range(length):
+            place = min(max((i + 0.5) * size / length - 0.5, 0.0), size - 1.0)
+            low = int(place)
+            yield low, min(low + 1, size - 1), place - low
+
+    rows = [
+        [(1 - share) * a + share * b for a, b in zip(image[low], image[high], strict=True)]
+        for low, high, share in along(len(image), height)
+    ]
+    columns = list(along(len(image[0]), width))
+    return [[(1 - share) * row[low] + share * row[high] for low, high, share in columns] for row in rows]
+
+
+@pytest.mark.parametrize(("height", "width", "down", "across"), [(8, 8, 6, 6), (32, 32, 26, 26), (7, 16, 6, 13)])
+def test_corners_are_parts_brought_back_to_size(height, width, down, across):
+    x = torch.rand(2, 1, height, width, generator=torch.Generator().manual_seed(0))
+    upper_left, lower_right = corners(x, height, width)
+    for n in range(2):
+        first = [row[:across] for row in x[n, 0].tolist()[:down]]
+        last = [row[-across:] for row in x[n, 0].tolist()[-down:]]
+        for part, found in ((first, upper_left), (last, lower_right)):
+            torch.testing.assert_close(found[n, 0], torch.tensor(bilinear_by_loops(part, height, width)))
+
+
+def test_images_that_are_asked_about_are_seen_in_crops_and_stored_ones_are_not():
+    options = {"memory_size": 30, "mirror": True, "averaging": 0.9}
+    plain, cropped = learn(make("er", **options)), learn(make("er", crops=True, **options))
+    assert digest(plain.state_dict()) == digest(cropped.state_dict())  # training is not changed
+    x, _ = digits(20)
+    features = (plain.features(x) + sum(plain.features(part) for part in corners(x / 255, 8, 8))) / 3
+    torch.testing.assert_close(cropped.features(x), features)
+    torch.testing.assert_close(cropped.scores(x, "ncm"), plain.prototypes().scores(features))
+    torch.testing.assert_close(cropped.prototypes().prototypes, plain.prototypes().prototypes)
 
 
 # ---------------------------------------------------------------- momentum
