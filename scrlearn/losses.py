@@ -20,8 +20,20 @@ class Mixture(NamedTuple):
     share: Tensor
 
 
+class Narrow(NamedTuple):
+    """Rows that are told from the classes of some alone: which `rows` (true or false for each), and those `classes`."""
+
+    rows: Tensor
+    classes: Tensor
+
+
 def supervised_contrastive_loss(
-    z: Tensor, y: Tensor, temperature: float = 0.1, mixture: Mixture | None = None, view_weight: float = 1.0
+    z: Tensor,
+    y: Tensor,
+    temperature: float = 0.1,
+    mixture: Mixture | None = None,
+    view_weight: float = 1.0,
+    narrow: Narrow | None = None,
 ) -> Tensor:
     r"""Supervised contrastive loss, averaged over the anchors.
 
@@ -48,6 +60,8 @@ def supervised_contrastive_loss(
     view_weight
         How many times as much the other view of the same image counts as another positive. Other than 1, the rows must
         be a view of each image, and then the other view of each, in the same order.
+    narrow
+        Anchors whose A(i) holds only rows of some classes, by `y`.
 
     An anchor without any positive adds nothing (its sum over P(i) is empty), so the loss stays finite.
 
@@ -62,21 +76,29 @@ def supervised_contrastive_loss(
     0.5514
     """
     if z.is_cuda and z.dtype == torch.float32 and len(z) <= MOST_ROWS and (fused := _fused()) is not None:
-        return fused(z, y, temperature, mixture, view_weight)
-    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
-    logits = (z @ z.T / temperature).masked_fill(itself, -torch.inf)
-    log_probability = logits - torch.logsumexp(logits, dim=1, keepdim=True)
+        return fused(z, y, temperature, mixture, view_weight, narrow)
+    itself = left_out = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    if narrow is not None:
+        left_out = itself | (narrow.rows[:, None] & ~among(y, narrow.classes)[None, :])
+    logits = (z @ z.T / temperature).masked_fill(left_out, -torch.inf)
+    some = ~left_out.all(1, keepdim=True)  # a sum over nothing has no logarithm
+    log_probability = logits - torch.where(some, torch.logsumexp(logits, dim=1, keepdim=True), 0.0)
     if mixture is not None or view_weight != 1:
-        alike = _alike(y, mixture, z.dtype).masked_fill(itself, 0.0)
+        alike = _alike(y, mixture, z.dtype).masked_fill(left_out, 0.0)
         if view_weight != 1:
             alike = torch.where(itself.roll(len(z) // 2, dims=1), view_weight * alike, alike)
         whole = alike.sum(1)
-        likelihood = (log_probability.masked_fill(itself, 0.0) * alike).sum(1) / torch.where(whole > 0, whole, 1.0)
+        likelihood = (log_probability.masked_fill(left_out, 0.0) * alike).sum(1) / torch.where(whole > 0, whole, 1.0)
         return -likelihood.mean()
-    positive = (y[:, None] == y[None, :]) & ~itself
+    positive = (y[:, None] == y[None, :]) & ~left_out
     # masked_fill before the sum: -inf on the diagonal times 0 would be NaN
     likelihood = log_probability.masked_fill(~positive, 0.0).sum(1) / positive.sum(1).clamp(min=1)
     return -likelihood.mean()
+
+
+def among(y: Tensor, classes: Tensor) -> Tensor:
+    """Which rows are of these classes."""
+    return (y[:, None] == classes[None, :]).any(1)
 
 
 def _alike(y: Tensor, mixture: Mixture | None, dtype: torch.dtype) -> Tensor:
@@ -93,7 +115,7 @@ def _alike(y: Tensor, mixture: Mixture | None, dtype: torch.dtype) -> Tensor:
 
 
 @functools.cache
-def _fused() -> Callable[[Tensor, Tensor, float, Mixture | None, float], Tensor] | None:
+def _fused() -> Callable[[Tensor, Tensor, float, Mixture | None, float, Narrow | None], Tensor] | None:
     """The loss as one kernel for CUDA; None without Triton."""
     try:
         from scrlearn.losses_fused import supervised_contrastive_loss as fused
@@ -128,13 +150,20 @@ def distillation_loss(
     return (each if weight is None else weight * each).mean() * temperature**2
 
 
-def cross_entropy_loss(logits: Tensor, y: Tensor, mixture: Mixture | None = None) -> Tensor:
+def cross_entropy_loss(
+    logits: Tensor, y: Tensor, mixture: Mixture | None = None, narrow: Narrow | None = None
+) -> Tensor:
     """Mean cross-entropy; columns of classes not seen yet hold ``-inf`` and take no part.
 
-    Rows that show two images (`mixture`) have the cross-entropies of both classes, each as much as it is there.
+    Rows that show two images (`mixture`) have the cross-entropies of both classes, each as much as it is there. Rows
+    that are told from some classes alone (`narrow`) leave the others' columns out.
     """
+    if narrow is not None:
+        others = torch.ones_like(logits[0], dtype=torch.bool).index_fill_(0, narrow.classes, False)
+        logits = logits.masked_fill(narrow.rows[:, None] & others[None, :], -torch.inf)
     if mixture is None:
         return F.cross_entropy(logits, y)
     log_probability = torch.log_softmax(logits, dim=1)
     own, other = (log_probability.gather(1, classes[:, None]).squeeze(1) for classes in (y, mixture.other))
+    other = torch.where(mixture.share > 0, other, own)  # a class that is not there may be one that is left out
     return -torch.lerp(own, other, mixture.share.to(own.dtype)).mean()

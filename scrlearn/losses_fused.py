@@ -17,18 +17,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from scrlearn.losses import Mixture
+from scrlearn.losses import Mixture, Narrow, among
 
 
 @triton.jit
 def _anchor(
-    products, y, also, share, loss, gradient, rows, inverse_temperature, view_weight,
-    block: tl.constexpr, mixed: tl.constexpr, weighs_views: tl.constexpr,
+    products, y, also, share, narrow, among, loss, gradient, rows, inverse_temperature, view_weight,
+    block: tl.constexpr, mixed: tl.constexpr, weighs_views: tl.constexpr, narrowed: tl.constexpr,
 ):  # fmt: skip
     """The loss of one anchor, and its gradient by the products with all other rows."""
     i = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, block)
     others = (j < rows) & (j != i)
+    if narrowed:
+        others &= (tl.load(narrow + i) == 0) | (tl.load(among + j, mask=j < rows, other=0) != 0)
     logits = tl.load(products + i * rows + j, mask=others, other=0.0) * inverse_temperature
     top = tl.max(tl.where(others, logits, float("-inf")), 0)
     weight = tl.where(others, tl.exp(logits - top), 0.0)
@@ -57,16 +59,20 @@ class _SupervisedContrastive(torch.autograd.Function):
     """Autograd around the kernel."""
 
     @staticmethod
-    def forward(ctx, z, y, temperature, mixture, view_weight):
+    def forward(ctx, z, y, temperature, mixture, view_weight, narrow):
         """The mean over the anchors."""
         rows = len(z)
         products = z @ z.T
         each, gradient = torch.empty_like(products[0]), torch.empty_like(products)
         block = triton.next_power_of_2(rows)
         also, share = (y, each) if mixture is None else (part.contiguous() for part in mixture)
+        narrowed = present = y
+        if narrow is not None:
+            narrowed, present = narrow.rows.to(torch.int8), among(y, narrow.classes).to(torch.int8)
         _anchor[(rows,)](
-            products, y, also, share, each, gradient, rows, 1.0 / temperature, float(view_weight),
-            block=block, mixed=mixture is not None, weighs_views=view_weight != 1, num_warps=1 if block <= 512 else 8,
+            products, y, also, share, narrowed, present, each, gradient, rows, 1.0 / temperature, float(view_weight),
+            block=block, mixed=mixture is not None, weighs_views=view_weight != 1, narrowed=narrow is not None,
+            num_warps=1 if block <= 512 else 8,
         )  # fmt: skip
         ctx.save_for_backward(z, gradient)
         return each.mean()
@@ -76,11 +82,16 @@ class _SupervisedContrastive(torch.autograd.Function):
     def backward(ctx, d_loss):
         """A product has two factors."""
         z, gradient = ctx.saved_tensors
-        return (gradient + gradient.T) @ z * d_loss, None, None, None, None
+        return (gradient + gradient.T) @ z * d_loss, None, None, None, None, None
 
 
 def supervised_contrastive_loss(
-    z: Tensor, y: Tensor, temperature: float, mixture: Mixture | None = None, view_weight: float = 1.0
+    z: Tensor,
+    y: Tensor,
+    temperature: float,
+    mixture: Mixture | None = None,
+    view_weight: float = 1.0,
+    narrow: Narrow | None = None,
 ) -> Tensor:
     """What `scrlearn.losses.supervised_contrastive_loss` gives, for float32 rows on a CUDA device."""
-    return _SupervisedContrastive.apply(z.contiguous(), y.contiguous(), temperature, mixture, view_weight)
+    return _SupervisedContrastive.apply(z.contiguous(), y.contiguous(), temperature, mixture, view_weight, narrow)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scrlearn.losses import Mixture, cross_entropy_loss, distillation_loss, supervised_contrastive_loss
+from scrlearn.losses import Mixture, Narrow, cross_entropy_loss, distillation_loss, supervised_contrastive_loss
 
 
 def unit(rows, dim, seed, dtype=torch.float64):
@@ -192,6 +192,72 @@ def test_the_other_view_counts_so_many_times_as_much(images, view_weight, mixed,
     )
 
 
+# ---------------------------------------------------------------- anchors that are told from some classes alone
+
+
+def narrow_by_loops(z, y, share, other, temperature, rows, classes):
+    """A(i) of such an anchor holds rows of those classes alone."""
+    n, total = len(z), 0.0
+    for i in range(n):
+        others = [j for j in range(n) if j != i and (not rows[i] or y[j] in classes)]
+        products = {j: float(z[i] @ z[j]) / temperature for j in others}
+        much = [
+            {c: (1 - share[k]) * (c == y[k]) + share[k] * (c == other[k]) for c in (y[k], other[k])} for k in range(n)
+        ]
+        weights = {j: sum(much[i][c] * much[j].get(c, 0.0) for c in much[i]) for j in others}
+        if sum(weights.values()) > 0:
+            below = math.log(sum(math.exp(value) for value in products.values()))
+            total -= sum(weights[j] * (products[j] - below) for j in others) / sum(weights.values())
+    return total / n
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    images=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from([0.0, 0.4, 1.0]), st.booleans()),
+        min_size=1,
+        max_size=9,
+    ),
+    classes=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+    mixed=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_anchors_that_are_told_from_some_classes_alone(images, classes, mixed, seed):
+    y, other, share, rows = (torch.tensor(column) for column in zip(*images, strict=True))
+    z, narrow = unit(len(y), 4, seed), Narrow(rows, torch.tensor(classes))
+    mixture = Mixture(other, share) if mixed else None
+    shown = (share if mixed else torch.zeros_like(share)).tolist()
+    expected = narrow_by_loops(z, y.tolist(), shown, other.tolist(), 0.3, rows.tolist(), classes)
+    found = supervised_contrastive_loss(z, y, 0.3, mixture, narrow=narrow)
+    assert found.item() == pytest.approx(expected, abs=1e-6, rel=1e-6)
+    leaf = z.clone().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda z: supervised_contrastive_loss(z, y, 0.3, mixture, narrow=narrow), (leaf,), atol=1e-6
+    )
+
+
+def test_cross_entropy_of_rows_that_are_told_from_some_classes_alone():
+    logits = torch.tensor([[1.0, 2.0, 0.5, 0.0], [0.0, 1.0, 0.3, 3.0], [2.0, 0.1, 0.2, 0.3]], dtype=torch.float64)
+    y, narrow = torch.tensor([0, 3, 2]), Narrow(torch.tensor([True, False, True]), torch.tensor([0, 2, 0]))
+    known = [[0, 2], [0, 1, 2, 3], [0, 2]]
+    own = [
+        math.log(sum(math.exp(row[c]) for c in columns)) - row[label]
+        for row, columns, label in zip(logits.tolist(), known, y.tolist(), strict=True)
+    ]
+    leaf = logits.clone().requires_grad_()
+    loss = cross_entropy_loss(leaf, y, narrow=narrow)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    assert loss.item() == pytest.approx(sum(own) / 3, abs=1e-12)
+    assert not gradient[0, [1, 3]].any()
+    # a piece of a class that is left out, but covers nothing, changes nothing
+    mixture = Mixture(torch.tensor([1, 1, 1]), torch.tensor([0.0, 0.25, 0.0], dtype=torch.float64))
+    leaf = logits.clone().requires_grad_()
+    loss = cross_entropy_loss(leaf, y, mixture, narrow)
+    own[1] = 0.75 * own[1] + 0.25 * (math.log(sum(math.exp(v) for v in logits[1].tolist())) - 1.0)
+    assert loss.item() == pytest.approx(sum(own) / 3, abs=1e-12)
+    assert torch.autograd.grad(loss, leaf)[0].isfinite().all()
+
+
 def test_with_a_large_weight_only_the_other_view_attracts():
     """Then it is the loss of contrastive learning without labels, which tells every image from every other."""
     z, y = unit(12, 5, 0), torch.tensor([0, 0, 0, 1, 1, 1]).repeat(2)
@@ -310,22 +376,27 @@ def test_cross_entropy_leaves_out_classes_not_met():
 @pytest.mark.device
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnTheDevice:
+    @pytest.mark.parametrize("narrowed", [False, True])
     @pytest.mark.parametrize("view_weight", [1.0, 4.0])
     @pytest.mark.parametrize("temperature", [0.07, 1.0])
     @pytest.mark.parametrize("mixed", [False, True])
     @pytest.mark.parametrize(("rows", "classes"), [(220, 12), (8, 3), (30, 1000), (2, 1), (1, 1), (2020, 100)])
-    def test_the_kernel_and_its_gradient_are_those_of_the_formula(self, rows, classes, mixed, temperature, view_weight):
+    def test_the_kernel_and_its_gradient_are_those_of_the_formula(
+        self, rows, classes, mixed, temperature, view_weight, narrowed
+    ):
         random = torch.Generator().manual_seed(rows)
         z = F.normalize(torch.randn(rows, 128, generator=random), dim=1)
         y, other = torch.randint(classes, (2, rows), generator=random)
         share = torch.rand(rows, generator=random).sub(0.3).clamp_(min=0)
         near, exact = z.cuda().requires_grad_(), z.double().requires_grad_()
+        narrow = Narrow(torch.arange(rows) % 3 == 0, y[:4]) if narrowed else None
+        there = Narrow(narrow.rows.cuda(), narrow.classes.cuda()) if narrow else None
         found = supervised_contrastive_loss(
-            near, y.cuda(), temperature, Mixture(other.cuda(), share.cuda()) if mixed else None, view_weight
+            near, y.cuda(), temperature, Mixture(other.cuda(), share.cuda()) if mixed else None, view_weight, there
         )
         assert "SupervisedContrastive" in type(found.grad_fn).__name__
         mixture = Mixture(other, share.double()) if mixed else None
-        expected = supervised_contrastive_loss(exact, y, temperature, mixture, view_weight)
+        expected = supervised_contrastive_loss(exact, y, temperature, mixture, view_weight, narrow)
         torch.testing.assert_close(found.detach().cpu().double(), expected.detach(), rtol=1e-4, atol=1e-5)
         (gradient,), (right,) = torch.autograd.grad(3 * found, near), torch.autograd.grad(3 * expected, exact)
         torch.testing.assert_close(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scrlearn.augment import Augment, View, as_augment
 from scrlearn.errors import InputError, suggest
-from scrlearn.losses import Mixture, cross_entropy_loss, distillation_loss, supervised_contrastive_loss
+from scrlearn.losses import Mixture, Narrow, cross_entropy_loss, distillation_loss, supervised_contrastive_loss
 from scrlearn.mixing import cut_mix
 from scrlearn.models.network import to_float
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 FIRST_VIEWS = ("plain", "mirrored", "augmented")
+AGAINST = ("all", "stream")
 MIRRORED = Augment(scale=(1.0, 1.0), flip=0.5, jitter=0.0, grey=0.0)
 
 
@@ -126,6 +127,10 @@ class SupervisedContrastive(Objective):
         Replays so far, for each image that is stored, after which half of the augmented views of stored images have a
         piece of another one pasted in (CutMix, see `scrlearn.mixing`); after r replays it is r / (r + mix_after) of
         them. Both losses take such a view for as much of each class as it shows. 0: none has.
+    stream_against
+        What images of the stream are told from: "all" classes in the batch, as in the paper, or the classes of the
+        "stream" batch alone, so that new classes do not push stored images of old ones aside (as ER-ACE does with
+        cross-entropy). It holds for the contrastive loss and for cross-entropy.
     feature_weight
         Weight of the same loss on the encoder features themselves, which the nearest class mean compares; 0: none.
     cross_entropy_weight
@@ -149,6 +154,7 @@ class SupervisedContrastive(Objective):
         first_view: str = "plain",
         views: str = "joint",
         mix_after: float = 0.0,
+        stream_against: str = "all",
         feature_weight: float = 0.0,
         cross_entropy_weight: float = 0.0,
         probe: bool = False,
@@ -160,6 +166,8 @@ class SupervisedContrastive(Objective):
             raise InputError(f'views is "{views}"; it must be "joint" or "separate".')
         if first_view not in FIRST_VIEWS:
             raise InputError(f'There is no first_view "{first_view}".{suggest(first_view, FIRST_VIEWS)}')
+        if stream_against not in AGAINST:
+            raise InputError(f'stream_against is "{stream_against}"; it must be "all" or "stream".')
         if view_weight <= 0:
             raise InputError(f"view_weight is {view_weight}; it must be above 0.")
         _check_weight("mix_after", mix_after)
@@ -175,6 +183,7 @@ class SupervisedContrastive(Objective):
         self.augment = Augment() if augment is True else as_augment(None if augment is False else augment)
         self.first: View | None = {"plain": None, "mirrored": MIRRORED, "augmented": self.augment}[first_view]
         self.views, self.mix_after, self.feature_weight = views, mix_after, feature_weight
+        self.stream_against = stream_against
         self.cross_entropy_weight, self.distillation_weight = cross_entropy_weight, distillation_weight
         self.has_head = probe or cross_entropy_weight > 0
 
@@ -184,7 +193,10 @@ class SupervisedContrastive(Objective):
         raw = to_float(x)
         second = self.augment(raw, learner.generator)
         first = raw if self.first is None else self.first(raw, learner.generator)
-        both, mixture = torch.cat([y, y]), None
+        both, mixture, narrow = torch.cat([y, y]), None, None
+        if self.stream_against == "stream" and learner.replaying < len(y):
+            fresh = torch.arange(len(y), device=y.device) < len(y) - learner.replaying
+            narrow = Narrow(torch.cat([fresh, fresh]), y[: len(y) - learner.replaying])
         if self.mix_after and learner.replaying:
             replays, probability = learner.replays, torch.zeros(len(y), device=y.device)
             probability[-learner.replaying :] = replays / (replays + self.mix_after)
@@ -192,22 +204,22 @@ class SupervisedContrastive(Objective):
             mixture = Mixture(torch.cat([y, y.index_select(0, other)]), torch.cat([torch.zeros_like(share), share]))
         segments = 1 if self.views == "joint" else 2
         features = network.features(torch.cat([first, second]), segments)
-        loss = self.contrast(network.project(features), both, mixture)
+        loss = self.contrast(network.project(features), both, mixture, narrow)
         if self.feature_weight:
-            loss = loss + self.feature_weight * self.contrast(F.normalize(features, dim=1), both, mixture)
+            loss = loss + self.feature_weight * self.contrast(F.normalize(features, dim=1), both, mixture, narrow)
         if network.head is None:
             return loss
         if not self.cross_entropy_weight:
-            return loss + cross_entropy_loss(network.head(features.detach()), both, mixture)
+            return loss + cross_entropy_loss(network.head(features.detach()), both, mixture, narrow)
         logits = network.head(features)
-        loss = loss + self.cross_entropy_weight * cross_entropy_loss(logits, both, mixture)
+        loss = loss + self.cross_entropy_weight * cross_entropy_loss(logits, both, mixture, narrow)
         if self.distillation_weight:
             loss = loss + self.distillation_weight * distillation(learner, first, y, logits[: len(y)])
         return loss
 
-    def contrast(self, z: Tensor, y: Tensor, mixture: Mixture | None) -> Tensor:
+    def contrast(self, z: Tensor, y: Tensor, mixture: Mixture | None, narrow: Narrow | None) -> Tensor:
         """The contrastive loss on the first views and then the second ones."""
-        return supervised_contrastive_loss(z, y, self.temperature, mixture, self.view_weight)
+        return supervised_contrastive_loss(z, y, self.temperature, mixture, self.view_weight, narrow)
 
 
 OBJECTIVES: dict[str, type[Objective]] = {
