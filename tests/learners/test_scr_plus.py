@@ -338,6 +338,34 @@ def test_the_loss_weighs_the_two_views_of_an_image():
     assert losses[1][1] < losses[0][1]  # plain copies lie in one place, other images of a class do not
 
 
+def test_stream_images_are_told_from_the_streams_classes_alone():
+    """Both losses by hand: rows of the stream see no column, and no other row, of another class than the stream's."""
+    options = {"cross_entropy_weight": 0.5, "augment": None, "precision": "fp32", "stream_against": "stream"}
+    learner = learn(make("scr", memory_size=20, memory_batch=10, **options))
+    x, _ = digits(12)
+    y = torch.tensor([0, 1, 0, 1, 2, 3, 0, 2, 1, 3, 0, 2])
+    learner.set_training(True)
+    learner.replaying = 8  # the first four are the stream's
+    with torch.no_grad():
+        network = copy.deepcopy(learner.network).double()
+        features = network.encoder(torch.cat([x, x]).double() / 255)
+        z, logits, both = network.project(features), network.head(features), torch.cat([y, y])
+        total = 0.0
+        for i in range(24):
+            fresh = i % 12 < 4
+            others = [j for j in range(24) if j != i and not (fresh and both[j] > 1)]
+            logs = torch.log_softmax(z[others] @ z[i] / 0.1, dim=0)
+            total -= float(logs[both[others] == both[i]].mean())
+            known = logits[i, :2] if fresh else logits[i][torch.isfinite(logits[i])]
+            total -= 0.5 * float(torch.log_softmax(known, dim=0)[both[i]])
+        found = float(learner.objective.loss(learner, x, y))
+        learner.replaying = 12  # a review: none is the stream's
+        review = float(learner.objective.loss(learner, x, y))
+        learner.objective.stream_against = "all"
+        assert float(learner.objective.loss(learner, x, y)) == review != found
+    assert found == pytest.approx(total / 24, rel=1e-3)
+
+
 # ---------------------------------------------------------------- pieces of other images in the second view
 
 
@@ -723,6 +751,7 @@ def test_steps_never_wait_for_the_device():
         {"width": 64},
         {"mix_after": 1.0, "updates_until": 3.0},
         {"first_view": "mirrored", "view_weight": 4.0},
+        {"stream_against": "stream", "crops": True},
     ],
     ids=str,
 )
