@@ -68,7 +68,7 @@ class _SupervisedContrastive(torch.autograd.Function):
         also, share = (y, each) if mixture is None else (part.contiguous() for part in mixture)
         narrowed = present = y
         if narrow is not None:
-            narrowed, present = narrow.rows.to(torch.int8), among(y, narrow.classes).to(torch.int8)
+            narrowed, present = narrow.rows.view(torch.int8), among(y, narrow.classes).view(torch.int8)
         _anchor[(rows,)](
             products, y, also, share, narrowed, present, each, gradient, rows, 1.0 / temperature, float(view_weight),
             block=block, mixed=mixture is not None, weighs_views=view_weight != 1, narrowed=narrow is not None,

@@ -29,9 +29,9 @@ class Objective:
     """A loss on a batch of images.
 
     `joint`: stream and memory images go through the network as one batch; otherwise each has its own forward and the
-    gradients add up. `needs_memory`: no step is made while the memory is empty. `distillation_weight`: above 0, the
-    learner's averaged weights teach (see `distillation`). `mix_after`: above 0, the learner counts how often it has
-    replayed. `has_losses`: whether `losses` is there.
+    gradients add up. `needs_memory`: no step is made while the memory is empty. `distillation_weight`,
+    `preservation_weight`: above 0, the learner's averaged weights teach (see `distillation`, `preservation`).
+    `mix_after`: above 0, the learner counts how often it has replayed. `has_losses`: whether `losses` is there.
     """
 
     joint = False
@@ -40,6 +40,7 @@ class Objective:
     has_head = True
     has_losses = False
     distillation_weight = 0.0
+    preservation_weight = 0.0
     mix_after = 0.0
 
     def loss(self, learner: Replay, x: Tensor, y: Tensor) -> Tensor:
@@ -66,6 +67,21 @@ def distillation(learner: Learner, x: Tensor, y: Tensor, logits: Tensor) -> Tens
         teacher = learner.average.logits(x)
         sure = torch.softmax(teacher, dim=1).gather(1, y[:, None]).squeeze(1)
     return distillation_loss(logits, teacher, weight=sure)
+
+
+def preservation(learner: Learner, x: Tensor, y: Tensor, logits: Tensor) -> Tensor:
+    r"""How far the logits of stream images are from those of the averaged weights, among all classes but the stream's.
+
+    .. math::
+        \frac{T^2}{n} \sum_i \mathrm{KL}\big(\sigma(t'_i / T) \,\|\, \sigma(s'_i / T)\big), \qquad T = 2
+
+    where t' and s' are the logits of the averaged weights and those given, without the classes of this batch. What new
+    images have in common with old classes stays as it was, though new images are all that the stream brings.
+    """
+    assert learner.average is not None
+    with torch.no_grad():
+        teacher = learner.average.logits(x).index_fill(1, y, -torch.inf)
+    return distillation_loss(logits, teacher)
 
 
 def _check_weight(name: str, value: float) -> None:
@@ -140,6 +156,9 @@ class SupervisedContrastive(Objective):
     distillation_weight
         Weight of a term that draws the softmax outputs for the images as they are towards those of the averaged weights
         (see `distillation`; needs `averaging` and `cross_entropy_weight`); 0: none.
+    preservation_weight
+        Weight of a term that holds the softmax outputs of stream images, among all classes but the stream's, where
+        those of the averaged weights are (see `preservation`; needs the same); 0: none.
     """
 
     joint = True
@@ -159,6 +178,7 @@ class SupervisedContrastive(Objective):
         cross_entropy_weight: float = 0.0,
         probe: bool = False,
         distillation_weight: float = 0.0,
+        preservation_weight: float = 0.0,
     ) -> None:
         if temperature <= 0:
             raise InputError(f"temperature is {temperature}; it must be above 0.")
@@ -173,18 +193,20 @@ class SupervisedContrastive(Objective):
         _check_weight("mix_after", mix_after)
         _check_weight("feature_weight", feature_weight)
         _check_weight("cross_entropy_weight", cross_entropy_weight)
-        _check_weight("distillation_weight", distillation_weight)
-        if distillation_weight and not cross_entropy_weight:
-            raise InputError(
-                f"distillation_weight is {distillation_weight}, and what is distilled are the outputs of the softmax "
-                "layer, which this learner does not train: give cross_entropy_weight above 0."
-            )
+        for name, value in (("distillation_weight", distillation_weight), ("preservation_weight", preservation_weight)):
+            _check_weight(name, value)
+            if value and not cross_entropy_weight:
+                raise InputError(
+                    f"{name} is {value}, and what is distilled are the outputs of the softmax layer, which this "
+                    "learner does not train: give cross_entropy_weight above 0."
+                )
         self.temperature, self.view_weight, self.projection = temperature, view_weight, projection
         self.augment = Augment() if augment is True else as_augment(None if augment is False else augment)
         self.first: View | None = {"plain": None, "mirrored": MIRRORED, "augmented": self.augment}[first_view]
         self.views, self.mix_after, self.feature_weight = views, mix_after, feature_weight
         self.stream_against = stream_against
-        self.cross_entropy_weight, self.distillation_weight = cross_entropy_weight, distillation_weight
+        self.cross_entropy_weight = cross_entropy_weight
+        self.distillation_weight, self.preservation_weight = distillation_weight, preservation_weight
         self.has_head = probe or cross_entropy_weight > 0
 
     def loss(self, learner: Replay, x: Tensor, y: Tensor) -> Tensor:
@@ -194,9 +216,10 @@ class SupervisedContrastive(Objective):
         second = self.augment(raw, learner.generator)
         first = raw if self.first is None else self.first(raw, learner.generator)
         both, mixture, narrow = torch.cat([y, y]), None, None
-        if self.stream_against == "stream" and learner.replaying < len(y):
-            fresh = torch.arange(len(y), device=y.device) < len(y) - learner.replaying
-            narrow = Narrow(torch.cat([fresh, fresh]), y[: len(y) - learner.replaying])
+        fresh = len(y) - learner.replaying  # the first images are the stream's
+        if self.stream_against == "stream" and fresh:
+            rows = torch.arange(len(y), device=y.device) < fresh
+            narrow = Narrow(torch.cat([rows, rows]), y[:fresh])
         if self.mix_after and learner.replaying:
             replays, probability = learner.replays, torch.zeros(len(y), device=y.device)
             probability[-learner.replaying :] = replays / (replays + self.mix_after)
@@ -215,6 +238,9 @@ class SupervisedContrastive(Objective):
         loss = loss + self.cross_entropy_weight * cross_entropy_loss(logits, both, mixture, narrow)
         if self.distillation_weight:
             loss = loss + self.distillation_weight * distillation(learner, first, y, logits[: len(y)])
+        if self.preservation_weight and fresh:
+            held = preservation(learner, first[:fresh], y[:fresh], logits[:fresh])
+            loss = loss + self.preservation_weight * held
         return loss
 
     def contrast(self, z: Tensor, y: Tensor, mixture: Mixture | None, narrow: Narrow | None) -> Tensor:

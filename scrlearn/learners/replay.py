@@ -60,11 +60,12 @@ class Replay(Keeper):
             raise InputError(f"updates_per_batch is {updates_per_batch}; it must be 1 or more.")
         if updates_until < 0:
             raise InputError(f"updates_until is {updates_until}; it must be 0 or more.")
-        if objective.distillation_weight and self.average is None:
-            raise InputError(
-                f"distillation_weight is {objective.distillation_weight}, but there are no averaged weights that could "
-                "teach: give averaging, such as 0.995."
-            )
+        for name in ("distillation_weight", "preservation_weight"):
+            if getattr(objective, name) and self.average is None:
+                raise InputError(
+                    f"{name} is {getattr(objective, name)}, but there are no averaged weights that could teach: give "
+                    "averaging, such as 0.995."
+                )
         self.review, self.updates_per_batch, self.updates_until = review, updates_per_batch, updates_until
         self.trains_on_memory = review or not isinstance(retrieve, NoRetrieval)
         self.replaying = 0  # images of the batch at hand that are from the memory: its last ones

@@ -17,7 +17,7 @@ from scrlearn.classifiers import LinearDiscriminant, NearestClassMean
 from scrlearn.errors import InputError
 from scrlearn.learners import METHODS, make_learner
 from scrlearn.learners.base import corners
-from scrlearn.learners.objectives import distillation
+from scrlearn.learners.objectives import distillation, preservation
 from scrlearn.mixing import cut_mix
 
 PARTS = {
@@ -653,6 +653,47 @@ def test_distillation_is_one_term_of_the_loss(method):
     assert not any(w.requires_grad for w in with_it.average.parameters())
 
 
+# ---------------------------------------------------------------- preservation
+
+
+def test_preservation_is_about_all_classes_but_the_streams():
+    learner = learn(make("scr+", memory_size=30, averaging=0.9))
+    x, y = next(iter(list(stream())[2]))
+    logits = learner.network.logits(x)
+    others = [c for c in range(6) if c not in y.tolist()]
+    assert 0 < len(others) < 6
+    teacher = learner.average.logits(x)[:, others].detach().double().numpy()
+    student = logits[:, others].detach().double().numpy()
+    each = [
+        4 * sum(p * np.log(p / q))
+        for p, q in ((softmax(t / 2), softmax(s / 2)) for t, s in zip(teacher, student, strict=True))
+    ]
+    term = preservation(learner, x, y, logits)
+    assert term.item() == pytest.approx(np.mean(each), rel=1e-4)
+    (gradient,) = torch.autograd.grad(term, logits)
+    assert not gradient[:, y.unique()].any()
+    assert gradient[:, others].any()
+    everything = torch.arange(6).repeat(2)[: len(y)]
+    assert preservation(learner, x, everything, logits).item() == 0.0  # there is no other class
+
+
+def test_preservation_is_one_term_of_the_loss_and_about_stream_images_alone():
+    learner = learn(make("scr+", memory_size=30, averaging=0.9, augment=None))
+    x, y = next(iter(list(stream())[2]))
+    learner.set_training(False)
+    learner.objective.mix_after = 0.0
+    learner.replaying = 4
+    plain = learner.objective.loss(learner, x, y)
+    learner.objective.preservation_weight = 0.7
+    term = preservation(learner, x[:-4], y[:-4], learner.network.logits(x[:-4]))
+    found = learner.objective.loss(learner, x, y)
+    torch.testing.assert_close(found - plain, 0.7 * term, rtol=1e-3, atol=1e-5)
+    learner.replaying = len(x)  # a review
+    reviewed = learner.objective.loss(learner, x, y)
+    learner.objective.preservation_weight = 0.0
+    assert torch.equal(reviewed, learner.objective.loss(learner, x, y))
+
+
 # ---------------------------------------------------------------- every method
 
 
@@ -699,6 +740,8 @@ def test_the_wide_encoder_is_the_full_resnet18():
     [
         ("er", {"distillation_weight": 1.0}, "give averaging"),
         ("scr", {"distillation_weight": 1.0, "averaging": 0.9}, "give cross_entropy_weight"),
+        ("scr", {"preservation_weight": 1.0, "averaging": 0.9}, "give cross_entropy_weight"),
+        ("scr", {"preservation_weight": 1.0, "cross_entropy_weight": 1.0}, "give averaging"),
         ("er", {"distillation_weight": -1.0, "averaging": 0.9}, "distillation_weight is -1.0"),
         ("scr", {"cross_entropy_weight": -0.1}, "cross_entropy_weight is -0.1"),
         ("scr", {"averaging": 1.0}, "averaging is 1.0"),
@@ -725,7 +768,7 @@ def graph_tasks():
 
 
 def test_steps_never_wait_for_the_device():
-    learner = plus(distillation_weight=1.0, memory_size=25)
+    learner = plus(distillation_weight=1.0, preservation_weight=1.0, stream_against="stream", memory_size=25)
     assert learner.graph_safe
     for task in graph_tasks():
         for x, y in task:
@@ -752,6 +795,7 @@ def test_steps_never_wait_for_the_device():
         {"mix_after": 1.0, "updates_until": 3.0},
         {"first_view": "mirrored", "view_weight": 4.0},
         {"stream_against": "stream", "crops": True},
+        {"preservation_weight": 1.0},
     ],
     ids=str,
 )
