@@ -17,7 +17,7 @@ DEFAULT_SEEDS = {"beyond": 10, "beyond-ablations": 5, "beyond-wide": 5}
 
 # what a preset was built from, and the options that are one choice with another one
 BASES = {"scr+": "scr"}
-BELONGS_TO = {"learning_rate": "momentum", "updates_until": "updates_per_batch"}
+BELONGS_TO = {"learning_rate": "momentum"}
 
 # what is measured: method and options
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -49,7 +49,7 @@ def parts_of(method: str = "scr+") -> dict[str, dict[str, Any]]:
     """The parts of a preset: what it adds to the method it was built from, by name, with their options.
 
     >>> len(parts_of("scr+")), parts_of("scr+")["mirror"], sorted(parts_of("scr+")["momentum"])
-    (9, {'mirror': True}, ['learning_rate', 'momentum'])
+    (10, {'mirror': True}, ['learning_rate', 'momentum'])
     """
     if method not in BASES:
         raise InputError(f'"{method}" is not built from another method.{suggest(method, BASES)}')
@@ -80,7 +80,7 @@ def ablations_of(
     -------
     >>> runs = ablations_of("scr+")
     >>> len(runs), runs["scr + mirror"].options, runs["scr+ − mirror"].options
-    (20, {'mirror': True}, {'mirror': False})
+    (22, {'mirror': True}, {'mirror': False})
     """
     base = BASES.get(method, method)
     common = {"dataset": dataset, "memory_size": memory_size, "seed": seed, "split": _split(dataset), **settings}
@@ -128,7 +128,7 @@ def runs_for(
     Example
     -------
     >>> len(runs_for("beyond", seeds=1)), len(runs_for("beyond-ablations", ["cifar10"], seeds=1))
-    (27, 20)
+    (27, 22)
     """
     if target not in TARGETS:
         raise InputError(f'There is no target "{target}".{suggest(target, TARGETS)}')

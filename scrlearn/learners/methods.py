@@ -80,7 +80,7 @@ METHODS: dict[str, Method] = {
             "this project",
             2026,
             "SCR with a cross-entropy term, mixed views, momentum, two steps a batch and a balanced memory; averaged "
-            "weights answer, from each image and its mirror image, by class means seen from their centre",
+            "weights answer, from each image, two parts of it and their mirror images, by centred class means",
             {
                 "objective": "supervised-contrastive",
                 "retrieve": "random",
@@ -90,14 +90,14 @@ METHODS: dict[str, Method] = {
                 "classifier": "ncm",
                 "averaging": 0.998,
                 "mirror": True,
+                "crops": True,
                 "centred": True,
                 "mix_after": 300.0,
                 "cross_entropy_weight": 2.0,
                 "momentum": 0.9,
-                "learning_rate": 0.02,
+                "learning_rate": 0.01,
                 "weight_decay": 0.001,
                 "updates_per_batch": 2,
-                "updates_until": 500.0,
             },
         ),
         Method(

@@ -24,8 +24,8 @@ PARTS = {
     "averaging": 0.9,
     "centred": True,
     "mirror": True,
+    "crops": True,
     "mix_after": 20.0,
-    "updates_until": 40.0,
     "weight_decay": 0.001,
     "cross_entropy_weight": 1.0,
     "update": "balanced",
@@ -37,7 +37,7 @@ REPLAYING = ("er", "mir", "a-gem", "gss", "aser", "fine-tune")
 
 
 def plus(**options):
-    return make("scr+", **{"memory_size": 30, "memory_batch": 20, "averaging": 0.9} | options)
+    return make("scr+", **{"memory_size": 30, "memory_batch": 20, "averaging": 0.9, "crops": False} | options)
 
 
 def many_classes(batches=8):
