@@ -124,6 +124,16 @@ def _fused() -> Callable[[Tensor, Tensor, float, Mixture | None, float, Narrow |
     return fused
 
 
+@functools.cache
+def _fused_cross_entropy() -> Callable[[Tensor, Tensor, Mixture], Tensor] | None:
+    """Cross-entropy of rows of two classes as one kernel for CUDA; None without Triton."""
+    try:
+        from scrlearn.losses_fused import cross_entropy_loss as fused
+    except ImportError:
+        return None
+    return fused
+
+
 def distillation_loss(
     student: Tensor, teacher: Tensor, temperature: float = 2.0, weight: Tensor | None = None
 ) -> Tensor:
@@ -158,6 +168,9 @@ def cross_entropy_loss(
     Rows that show two images (`mixture`) have the cross-entropies of both classes, each as much as it is there. Rows
     that are told from some classes alone (`narrow`) leave the others' columns out.
     """
+    suits = narrow is None and logits.is_cuda and logits.dtype == torch.float32
+    if mixture is not None and suits and (fused := _fused_cross_entropy()) is not None:
+        return fused(logits, y, mixture)
     if narrow is not None:
         others = torch.ones_like(logits[0], dtype=torch.bool).index_fill_(0, narrow.classes, False)
         logits = logits.masked_fill(narrow.rows[:, None] & others[None, :], -torch.inf)

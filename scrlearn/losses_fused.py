@@ -1,6 +1,7 @@
-"""The supervised contrastive loss and its gradient on CUDA (Triton): a kernel in the place of forty.
+"""The losses and their gradients on CUDA (Triton): a kernel in the place of forty.
 
-The gradient is known in closed form. By the products of two rows i ≠ j it is, for an anchor i with positives P(i),
+The gradients are known in closed form. That of the supervised contrastive loss, by the products of two rows i ≠ j, is
+for an anchor i with positives P(i)
 
     (softmax over j of z_i · z_j / τ  −  [j ∈ P(i)] / |P(i)|) / (n τ).
 
@@ -95,3 +96,48 @@ def supervised_contrastive_loss(
 ) -> Tensor:
     """What `scrlearn.losses.supervised_contrastive_loss` gives, for float32 rows on a CUDA device."""
     return _SupervisedContrastive.apply(z.contiguous(), y.contiguous(), temperature, mixture, view_weight, narrow)
+
+
+@triton.jit
+def _row(logits, y, also, share, loss, gradient, rows, classes, block: tl.constexpr):
+    """The cross-entropy of one row, as much of each of its two classes as it shows, and its gradient."""
+    i = tl.program_id(0).to(tl.int64)
+    j = tl.arange(0, block)
+    there = j < classes
+    x = tl.load(logits + i * classes + j, mask=there, other=float("-inf"))
+    top = tl.max(x, 0)
+    weight = tl.exp(x - top)
+    total = tl.sum(weight, 0)
+    much = tl.load(share + i)
+    target = tl.where(j == tl.load(y + i), 1 - much, 0.0) + tl.where(j == tl.load(also + i), much, 0.0)
+    tl.store(loss + i, -tl.sum(tl.where(target > 0, target * (x - top - tl.log(total)), 0.0), 0))
+    tl.store(gradient + i * classes + j, (weight / total - target) / rows, mask=there)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Autograd around the kernel."""
+
+    @staticmethod
+    def forward(ctx, logits, y, mixture):
+        """The mean over the rows."""
+        rows, classes = logits.shape
+        gradient, each = torch.empty_like(logits), torch.empty_like(logits[:, 0])
+        also, share = (part.contiguous() for part in mixture)
+        block = triton.next_power_of_2(classes)
+        _row[(rows,)](
+            logits, y, also, share, each, gradient, rows, classes, block=block, num_warps=1 if block <= 512 else 8
+        )
+        ctx.save_for_backward(gradient)
+        return each.mean()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_loss):
+        """By the logits alone."""
+        (gradient,) = ctx.saved_tensors
+        return gradient * d_loss, None, None
+
+
+def cross_entropy_loss(logits: Tensor, y: Tensor, mixture: Mixture) -> Tensor:
+    """What `scrlearn.losses.cross_entropy_loss` gives for rows of two classes, for float32 logits on a CUDA device."""
+    return _CrossEntropy.apply(logits.contiguous(), y.contiguous(), mixture)

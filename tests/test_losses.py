@@ -403,6 +403,21 @@ class TestOnTheDevice:
             gradient.cpu().double(), right, rtol=1e-3, atol=1e-4 * right.abs().max().item() + 1e-9
         )
 
+    @pytest.mark.parametrize(("rows", "classes", "met"), [(220, 128, 100), (220, 16, 10), (5, 1000, 1000), (1, 1, 1)])
+    def test_cross_entropy_of_rows_of_two_classes(self, rows, classes, met):
+        random = torch.Generator().manual_seed(rows)
+        logits = 3 * torch.randn(rows, classes, generator=random)
+        logits[:, met:] = -torch.inf
+        y, other = torch.randint(met, (2, rows), generator=random)
+        share = torch.rand(rows, generator=random).sub(0.3).clamp_(min=0)
+        near, exact = logits.cuda().requires_grad_(), logits.double().requires_grad_()
+        found = cross_entropy_loss(near, y.cuda(), Mixture(other.cuda(), share.cuda()))
+        assert "CrossEntropy" in type(found.grad_fn).__name__
+        expected = cross_entropy_loss(exact, y, Mixture(other, share.double()))
+        torch.testing.assert_close(found.detach().cpu().double(), expected.detach(), rtol=1e-5, atol=1e-6)
+        (gradient,), (right,) = torch.autograd.grad(2 * found, near), torch.autograd.grad(2 * expected, exact)
+        torch.testing.assert_close(gradient.cpu().double(), right, rtol=1e-4, atol=1e-8)
+
     def test_it_gives_the_same_bits_every_time(self):
         z = F.normalize(torch.randn(220, 128, generator=torch.Generator().manual_seed(0)), dim=1).cuda()
         y = torch.arange(220).cuda() % 7
