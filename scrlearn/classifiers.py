@@ -13,6 +13,7 @@ from scrlearn.randomness import derived_seed
 
 SMALLEST_SHARE = 1e-4
 INVERSE_TEMPERATURES = 0.1, 1e6  # cosines are rounded to about 1e-7
+OFFSETS_COST = 1e-3
 
 
 class SoftmaxHead(nn.Module):
@@ -295,6 +296,79 @@ def fit_temperature(scores: Tensor, y: Tensor, default: float) -> float:
         if abs(inverse - before) <= 1e-4 * inverse:
             break
     return 1 / inverse
+
+
+def fit_offsets(scores: Tensor, shares: Tensor, default: float) -> Tensor:
+    r"""What to add to the score of each class, so that classes are said as often as they are there.
+
+    Images are told by :math:`p_{ic} = \sigma(\alpha s_i + \beta)_c`. The scale α and the offsets β minimise
+
+    .. math:: -\frac{1}{n} \sum_i \sum_c t_{ic} \log p_{ic} + \lambda \sum_c \beta_c^2, \qquad \lambda = 10^{-3}
+
+    where :math:`t_{ic}` is how much of image i is of class c. This is convex, and where the offsets are best each class
+    is predicted as much as it is there (up to λ). They are given in the unit of the scores, β/α.
+
+    Parameters
+    ----------
+    scores
+        One row an image, best of images that nobody has learned by heart. Classes that have ``-inf`` anywhere, or are
+        in no image, get no offset.
+    shares
+        How much each image is of each class.
+    default
+        A temperature to begin with.
+
+    Returns
+    -------
+    One number a class, 0 where nothing can be told: no images, one class, or scores that say nothing of the classes.
+
+    Examples
+    --------
+    >>> scores = torch.tensor([[2.0, 2.5], [3.0, 1.5], [2.0, 3.5], [1.0, 4.0]])
+    >>> offsets = fit_offsets(scores, torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]), default=1.0)
+    >>> (scores + offsets).argmax(1).tolist()
+    [0, 0, 1, 1]
+    """
+    offsets, present = scores.new_zeros(scores.shape[1]), torch.isfinite(scores).all(0) & shares.any(0)
+    if int(present.sum()) < 2:
+        return offsets
+    s, t = scores[:, present].double(), shares[:, present].double()
+    s = s - s.mean(1, keepdim=True)  # what all classes have in common says nothing of them
+    classes = s.shape[1]
+    point = torch.cat([s.new_tensor([1 / default]), s.new_zeros(classes)])
+
+    def loss(point: Tensor) -> Tensor:
+        log_probability = torch.log_softmax(point[0] * s + point[1:], dim=1)
+        return -(t * log_probability).sum(1).mean() + OFFSETS_COST * point[1:].square().sum()
+
+    now = loss(point)
+    for _ in range(50):  # Newton's steps, halved until they go down
+        p = torch.softmax(point[0] * s + point[1:], dim=1) * t.sum(1, keepdim=True)
+        gradient = torch.cat([((p - t) * s).sum()[None], (p - t).sum(0)]) / len(s)
+        gradient[1:] += 2 * OFFSETS_COST * point[1:]
+        step = torch.linalg.solve(_curvature(s, p), gradient)
+        if float(gradient @ step) < 1e-12:
+            break
+        while float(after := loss(point - step)) > float(now) and float(step.abs().max()) > 1e-9:
+            step = step / 2
+        point, now = point - step, after
+    if float(point[0]) <= 0:
+        return offsets
+    offsets[present] = ((point[1:] - point[1:].mean()) / point[0]).to(offsets.dtype)
+    return offsets
+
+
+def _curvature(s: Tensor, p: Tensor) -> Tensor:
+    """The second derivatives of that loss by the scale and the offsets."""
+    whole = p.sum(1, keepdim=True).clamp(min=1e-12)
+    mean = (p * s).sum(1, keepdim=True) / whole
+    second = p.new_zeros(1 + s.shape[1], 1 + s.shape[1])
+    second[0, 0] = (p * (s - mean).square()).sum()
+    second[0, 1:] = second[1:, 0] = (p * (s - mean)).sum(0)
+    second[1:, 1:] = torch.diag(p.sum(0)) - p.T @ (p / whole)
+    second /= len(s)
+    second += torch.diag(torch.cat([second.new_tensor([1e-9]), second.new_full((s.shape[1],), 2 * OFFSETS_COST)]))
+    return second
 
 
 def shrunk_covariance(centred: Tensor, share: float = 0.0) -> tuple[Tensor, Tensor]:

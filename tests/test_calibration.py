@@ -1,4 +1,4 @@
-"""Leave-one-out similarities and the temperature against plain loops and an independent minimiser."""
+"""Leave-one-out similarities, temperature, offsets and blends against plain loops and independent minimisers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize, minimize_scalar
 
-from scrlearn.classifiers import NearestClassMean, fit_temperature, leave_one_out
+from scrlearn.classifiers import NearestClassMean, fit_offsets, fit_temperature, leave_one_out
+from scrlearn.learners.blends import MOST, blends
 
 
 def test_leave_one_out_is_a_classifier_without_the_image() -> None:
@@ -79,3 +80,102 @@ def test_absent_classes_do_not_count() -> None:
     wide = torch.full((60, 5), -torch.inf)
     wide[:, [0, 2, 4]] = scores
     assert fit_temperature(wide, 2 * y, 0.1) == fit_temperature(scores, y, 0.1)
+
+
+# ---------------------------------------------------------------- offsets
+
+
+def told(count: int, classes: int, seed: int, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scores that lean towards some classes, the two halves of each image, and its shares."""
+    random = torch.Generator().manual_seed(seed)
+    halves = torch.randint(classes, (count, 2), generator=random)
+    shares = F.one_hot(halves, classes).double().mean(1)
+    lean = torch.randn(classes, generator=random, dtype=torch.float64)
+    noise = torch.randn(count, classes, generator=random, dtype=torch.float64)
+    return scale * (3 * shares + noise + 2 * lean), halves, shares
+
+
+@pytest.mark.parametrize(("classes", "scale"), [(2, 1.0), (5, 0.05), (30, 10.0)])
+def test_offsets_are_those_of_an_independent_minimiser(classes: int, scale: float) -> None:
+    scores, _, shares = told(300, classes, seed=classes, scale=scale)
+    s, t = scores.numpy() - scores.numpy().mean(1, keepdims=True), shares.numpy()
+
+    def loss(point: np.ndarray) -> float:
+        z = point[0] / scale * s + point[1:]
+        log_probability = (
+            z - np.log(np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True)) - z.max(1, keepdims=True)
+        )
+        return float(-(t * log_probability).sum(1).mean() + 1e-3 * np.square(point[1:]).sum())
+
+    found = minimize(loss, np.r_[1.0, np.zeros(classes)], method="BFGS", options={"gtol": 1e-7})
+    expected = (found.x[1:] - found.x[1:].mean()) / (found.x[0] / scale)
+    offsets = fit_offsets(scores, shares, default=1.0)
+    np.testing.assert_allclose(offsets.numpy(), expected, atol=2e-3 * scale)
+    torch.testing.assert_close(fit_offsets(scores, shares, default=100.0), offsets, atol=1e-4 * scale, rtol=1e-4)
+
+
+def test_classes_are_then_said_as_often_as_they_are_there() -> None:
+    scores, _, shares = told(2000, 6, seed=1)
+    before, after = (
+        torch.bincount(s.argmax(1), minlength=6) / 2000 for s in (scores, scores + fit_offsets(scores, shares, 1.0))
+    )
+    there = shares.mean(0)
+    assert float((after - there).abs().max()) < 0.03 < 0.2 < float((before - there).abs().max())
+
+
+def test_offsets_undo_what_was_added_to_a_class() -> None:
+    scores, _, shares = told(500, 4, seed=2)
+    lean = torch.tensor([1.5, -0.5, 0.0, -1.0], dtype=torch.float64)
+    one, other = fit_offsets(scores, shares, 1.0), fit_offsets(scores + lean, shares, 1.0)
+    torch.testing.assert_close(one - other, lean, atol=0.1, rtol=0)
+    torch.testing.assert_close(fit_offsets(scores + 7, shares, 1.0), one)  # what all have in common
+
+
+def test_classes_that_cannot_be_compared_get_no_offset() -> None:
+    scores, _, shares = told(300, 4, seed=3)
+    usual = fit_offsets(scores, shares, 1.0)
+    wide = torch.cat([scores, torch.full((300, 1), -torch.inf), scores[:, :1] + 5], dim=1)
+    more = torch.cat([shares, torch.zeros(300, 2)], dim=1)
+    found = fit_offsets(wide, more, 1.0)
+    torch.testing.assert_close(found[:4], usual)
+    assert found[4:].tolist() == [0.0, 0.0]  # one has no score, the other no image
+    assert not fit_offsets(scores[:0], shares[:0], 1.0).any()
+    assert not fit_offsets(scores[:, :1], shares[:, :1], 1.0).any()
+    assert not fit_offsets(torch.zeros(300, 4), shares, 1.0).isnan().any()
+    assert not fit_offsets(-3 * shares, shares, 1.0).any()  # scores that say the opposite
+
+
+def test_scores_that_tell_all_images_apart_give_finite_offsets() -> None:
+    y = torch.arange(40) % 4
+    offsets = fit_offsets(20 * F.one_hot(y, 4).double(), F.one_hot(y, 4).double(), 1.0)
+    assert offsets.abs().max() < 1e-3
+
+
+# ---------------------------------------------------------------- blends
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 700])
+def test_blends_are_means_of_pairs(count: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (count, 1, 4, 4), dtype=torch.uint8, generator=random)
+    images[:, 0, 0, 0], images[:, 0, 0, 1] = torch.arange(count) % 256, torch.arange(count) // 256 * 100
+    y = torch.randint(0, 3, (count,), generator=random)
+    found = blends(images, y, 4, torch.Generator().manual_seed(1))
+    assert len(found.images) == len(found.shares) == 2 * count
+    torch.testing.assert_close(found.shares.sum(1), torch.ones(2 * count))
+    orders = [torch.randperm(count, generator=g) for g in [torch.Generator().manual_seed(1)] for _ in range(2)]
+    rows = iter(zip(found.images, found.shares, strict=True))
+    for order in orders:
+        for place, one in enumerate(order.tolist()):
+            other = int(order[place - 1])
+            image, share = next(rows)
+            assert image.tolist() == ((images[one].int() + images[other].int()) // 2).tolist()
+            expected = [((int(y[one]) == c) + (int(y[other]) == c)) / 2 for c in range(4)]
+            assert share.tolist() == expected
+    assert count == 1 or all(sorted(order.tolist()) == list(range(count)) for order in orders)
+
+
+def test_there_are_only_so_many_blends() -> None:
+    images, y = torch.zeros(3000, 1, 2, 2, dtype=torch.uint8), torch.arange(3000) % 5
+    found = blends(images, y, 5, torch.Generator().manual_seed(0))
+    assert len(found.images) == len(found.shares) == MOST

@@ -162,6 +162,7 @@ CASES = [
             ("colour", 3, {}),
             ("mirror", 1, {"mirror": True}),
             ("crops", 1, {"mirror": True, "crops": True}),
+            ("calibrated", 1, {"calibrated": True}),
             ("averaged", 3, {"averaging": 0.9}),
         )
     ),

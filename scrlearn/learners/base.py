@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scrlearn.classifiers import LinearDiscriminant, NearestClassMean, SoftmaxHead
+from scrlearn.classifiers import LinearDiscriminant, NearestClassMean, SoftmaxHead, fit_offsets
 from scrlearn.devices import numerics, resolve_device, resolve_precision
 from scrlearn.errors import InputError, NotFittedError, suggest
+from scrlearn.learners.blends import blends
 from scrlearn.learners.sdc import DriftCompensation
 from scrlearn.learners.single_images import SingleImages
 from scrlearn.learners.teacher import Teacher
@@ -72,6 +73,10 @@ class Learner:
     centred
         Let the nearest-class-mean classifier compare what is left of features when the mean of all class means is taken
         from them; the class means come from the memory then.
+    calibrated
+        Let every classifier add to the score of each class what makes it say classes as often as they are there, on
+        blends of stored images (see `fit_offsets`): of the newest classes new images came, of old ones a few stored
+        images again and again, so that new images of old classes are taken for new ones.
     projection_share
         Let the nearest-class-mean classifier compare projected features too, with this weight against the encoder's 1;
         0: the encoder's alone. For methods that train a projection.
@@ -122,6 +127,7 @@ class Learner:
         prototypes: str = "auto",
         drift_width: float = 0.3,
         centred: bool = False,
+        calibrated: bool = False,
         projection_share: float = 0.0,
         shrinkage: float = 0.0,
         averaging: float = 0.0,
@@ -151,7 +157,8 @@ class Learner:
         self.memory_batch = memory_batch
         self.learning_rate, self.momentum, self.weight_decay = learning_rate, momentum, weight_decay
         self.averaging, self.mirror, self.crops, self.width = averaging, mirror, crops, width
-        self.centred, self.projection_share, self.shrinkage = centred, projection_share, shrinkage
+        self.centred, self.calibrated = centred, calibrated
+        self.projection_share, self.shrinkage = projection_share, shrinkage
         self.device = resolve_device(device)
         self.precision = resolve_precision(precision, self.device, image_shape)
         self.seed = seed
@@ -162,6 +169,8 @@ class Learner:
         self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if projection_share and self.network.projection is None:
             raise InputError(f"projection_share is {projection_share}, but this learner trains no projection.")
+        if calibrated and not memory_size:
+            raise InputError("calibrated is true, and what is told best are blends of stored images: give memory_size.")
         self.weights: list[Tensor] = [p for p in self.network.parameters() if p.requires_grad]
         self._in_head = 0 if self.network.head is None else len(list(self.network.head.parameters()))  # the last ones
         self.velocity = [torch.zeros_like(w) for w in self.weights] if momentum else []
@@ -284,6 +293,8 @@ class Learner:
         self._prototypes: NearestClassMean | None = None
         self._discriminant: LinearDiscriminant | None = None
         self._temperature: float | None = None
+        self._blended: tuple[Tensor, Tensor] | None = None
+        self._offsets: dict[str, Tensor] = {}
 
     def signature(self, images: int) -> Hashable:
         """What the shapes of the next step depend on, known on the host; a new value needs a new graph."""
@@ -458,12 +469,17 @@ class Learner:
             raise InputError(self._cannot(classifier))
         if self.num_classes == 0:
             raise NotFittedError("Nothing has been learned yet: call learn (or partial_fit) with at least one batch.")
+        scores = self._uncalibrated(features, classifier)
+        return scores + self.offsets(classifier) if self.calibrated else scores
+
+    def _uncalibrated(self, features: Tensor, classifier: str) -> Tensor:
+        """The scores of a classifier that this learner has."""
         if classifier == "ncm":
             return self.prototypes().scores(self.compared(features))
         if classifier == "lda":
             return self.discriminant().scores(features)
         if classifier == "combined":  # a class that one of the two does not know has -inf
-            logits, cosines = (self.scores_from_features(features, name) for name in ("softmax", "ncm"))
+            logits, cosines = (self._uncalibrated(features, name) for name in ("softmax", "ncm"))
             return torch.log_softmax(logits, dim=1) + torch.log_softmax(cosines / self.temperature_of_means(), dim=1)
         head = (self.average if self.average is not None else self.network).head
         assert head is not None
@@ -527,6 +543,28 @@ class Learner:
             features, labels = self._stored_features()
             self._temperature = self.prototypes().temperature(self.compared(features), labels, NCM_TEMPERATURE)
         return self._temperature
+
+    @torch.no_grad()
+    def offsets(self, classifier: str) -> Tensor:
+        """What a calibrated classifier adds to the score of each class, computed once after each change."""
+        if classifier not in self._offsets:
+            features, shares = self._blended_features()
+            scores = self._uncalibrated(features, classifier)
+            default = NCM_TEMPERATURE if classifier == "ncm" else 1.0
+            self._offsets[classifier] = fit_offsets(scores, shares, default)
+        return self._offsets[classifier]
+
+    def _blended_features(self) -> tuple[Tensor, Tensor]:
+        """Features of blends of stored images, and how much these are of each class."""
+        if self._blended is None:
+            images, labels = self.memory.contents()
+            if len(labels) == 0:
+                raise NotFittedError("The memory is empty, so there is nothing to calibrate with yet: learn a batch.")
+            pairs = blends(images, labels, self.num_classes, generator(self.seed, "blends", self.steps))
+            self.set_training(False)
+            features = [self.run(self.look_whole, part) for part in self._parts(pairs.images)]
+            self._blended = torch.cat(features), pairs.shares
+        return self._blended
 
     @torch.no_grad()
     def discriminant(self) -> LinearDiscriminant:

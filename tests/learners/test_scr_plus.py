@@ -13,12 +13,14 @@ from scipy.special import log_softmax, softmax
 from test_stream_methods_graph_safe import NoWaiting
 
 from scrlearn.checkpoint import digest
-from scrlearn.classifiers import LinearDiscriminant, NearestClassMean
+from scrlearn.classifiers import LinearDiscriminant, NearestClassMean, fit_offsets
 from scrlearn.errors import InputError
 from scrlearn.learners import METHODS, make_learner
 from scrlearn.learners.base import corners
+from scrlearn.learners.blends import blends
 from scrlearn.learners.objectives import distillation, preservation
 from scrlearn.mixing import cut_mix
+from scrlearn.randomness import generator
 
 PARTS = {
     "averaging": 0.9,
@@ -229,6 +231,58 @@ def test_images_that_are_asked_about_are_seen_in_crops_and_stored_ones_are_not()
     torch.testing.assert_close(cropped.features(x), features)
     torch.testing.assert_close(cropped.scores(x, "ncm"), plain.prototypes().scores(features))
     torch.testing.assert_close(cropped.prototypes().prototypes, plain.prototypes().prototypes)
+
+
+# ---------------------------------------------------------------- calibration
+
+
+@pytest.mark.filterwarnings("ignore:.*have no image in memory")
+@pytest.mark.parametrize("classifier", ["softmax", "ncm", "combined", "lda"])
+def test_calibrated_scores_have_the_offsets_that_blends_of_the_memory_ask_for(classifier):
+    options = {"memory_size": 40, "classifier": "combined"}
+    plain, calibrated = learn(make("er", **options)), learn(make("er", calibrated=True, **options))
+    assert digest(plain.state_dict()) == digest(calibrated.state_dict())  # training is not changed
+    x, _ = digits(60)
+    images, labels = plain.memory.contents()
+    pairs = blends(images, labels, plain.num_classes, generator(plain.seed, "blends", plain.steps))
+    told = plain.scores(pairs.images, classifier)
+    offsets = fit_offsets(told, pairs.shares, default=0.1 if classifier == "ncm" else 1.0)
+    assert offsets.abs().max() > 0.01
+    torch.testing.assert_close(calibrated.scores(x, classifier), plain.scores(x, classifier) + offsets)
+    probabilities = calibrated.probabilities(x, classifier)
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(60))
+
+
+@pytest.mark.filterwarnings("ignore:.*have no image in memory")
+def test_offsets_are_computed_once_after_each_change(monkeypatch):
+    learner = learn(make("er", memory_size=40, calibrated=True))
+    asked = []
+
+    def counted(*given):
+        asked.append(len(given[0]))
+        return blends(*given)
+
+    monkeypatch.setattr("scrlearn.learners.base.blends", counted)
+    x, y = digits(30)
+    for _ in range(3):
+        learner.scores(x, "ncm"), learner.scores(x, "softmax")
+    assert asked == [40]
+    learner.learn(x[:10], y[:10])
+    before = learner.scores(x, "ncm")
+    assert asked == [40, 40]
+    first = int(before.argmax(1)[0])
+    learner.forget(first)
+    after = learner.scores(x, "ncm")
+    assert len(asked) == 3
+    assert not torch.isfinite(after[:, first]).any()
+
+
+def test_recency_is_taken_back():
+    """Fine-tuned on new classes alone, the softmax layer knows no others; blends of stored images tell it."""
+    plain = learn(make("er", memory_size=60, learning_rate=0.05), tasks=2, batches=12)
+    calibrated = copy.deepcopy(plain)
+    calibrated.calibrated = True
+    assert accuracy(calibrated, "softmax") > accuracy(plain, "softmax") + 0.05
 
 
 # ---------------------------------------------------------------- momentum
@@ -738,6 +792,7 @@ def test_the_wide_encoder_is_the_full_resnet18():
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
+        ("er", {"calibrated": True, "memory_size": 0, "retrieve": "none"}, "give memory_size"),
         ("er", {"distillation_weight": 1.0}, "give averaging"),
         ("scr", {"distillation_weight": 1.0, "averaging": 0.9}, "give cross_entropy_weight"),
         ("scr", {"preservation_weight": 1.0, "averaging": 0.9}, "give cross_entropy_weight"),
@@ -753,7 +808,7 @@ def test_the_wide_encoder_is_the_full_resnet18():
 )
 def test_mistakes_are_told(method, options, message):
     with pytest.raises(InputError, match=message):
-        make(method, memory_size=20, **options)
+        make(method, **{"memory_size": 20} | options)
 
 
 # ---------------------------------------------------------------- graphs
