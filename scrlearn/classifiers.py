@@ -13,7 +13,7 @@ from scrlearn.randomness import derived_seed
 
 SMALLEST_SHARE = 1e-4
 INVERSE_TEMPERATURES = 0.1, 1e6  # cosines are rounded to about 1e-7
-OFFSETS_COST = 1e-3
+OFFSETS_COST = 1e-2
 
 
 class SoftmaxHead(nn.Module):
@@ -303,7 +303,7 @@ def fit_offsets(scores: Tensor, shares: Tensor, default: float) -> Tensor:
 
     Images are told by :math:`p_{ic} = \sigma(\alpha s_i + \beta)_c`. The scale α and the offsets β minimise
 
-    .. math:: -\frac{1}{n} \sum_i \sum_c t_{ic} \log p_{ic} + \lambda \sum_c \beta_c^2, \qquad \lambda = 10^{-3}
+    .. math:: -\frac{1}{n} \sum_i \sum_c t_{ic} \log p_{ic} + \lambda \sum_c \beta_c^2, \qquad \lambda = 10^{-2}
 
     where :math:`t_{ic}` is how much of image i is of class c. This is convex, and where the offsets are best each class
     is predicted as much as it is there (up to λ). They are given in the unit of the scores, β/α.

@@ -105,7 +105,7 @@ def test_offsets_are_those_of_an_independent_minimiser(classes: int, scale: floa
         log_probability = (
             z - np.log(np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True)) - z.max(1, keepdims=True)
         )
-        return float(-(t * log_probability).sum(1).mean() + 1e-3 * np.square(point[1:]).sum())
+        return float(-(t * log_probability).sum(1).mean() + 1e-2 * np.square(point[1:]).sum())
 
     found = minimize(loss, np.r_[1.0, np.zeros(classes)], method="BFGS", options={"gtol": 1e-7})
     expected = (found.x[1:] - found.x[1:].mean()) / (found.x[0] / scale)
@@ -120,14 +120,14 @@ def test_classes_are_then_said_as_often_as_they_are_there() -> None:
         torch.bincount(s.argmax(1), minlength=6) / 2000 for s in (scores, scores + fit_offsets(scores, shares, 1.0))
     )
     there = shares.mean(0)
-    assert float((after - there).abs().max()) < 0.03 < 0.2 < float((before - there).abs().max())
+    assert float((after - there).abs().max()) < 0.06 < 0.2 < float((before - there).abs().max())
 
 
 def test_offsets_undo_what_was_added_to_a_class() -> None:
     scores, _, shares = told(500, 4, seed=2)
     lean = torch.tensor([1.5, -0.5, 0.0, -1.0], dtype=torch.float64)
     one, other = fit_offsets(scores, shares, 1.0), fit_offsets(scores + lean, shares, 1.0)
-    torch.testing.assert_close(one - other, lean, atol=0.1, rtol=0)
+    torch.testing.assert_close(one - other, lean, atol=0.25, rtol=0)  # the cost of offsets makes them smaller
     torch.testing.assert_close(fit_offsets(scores + 7, shares, 1.0), one)  # what all have in common
 
 
