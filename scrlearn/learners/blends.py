@@ -24,7 +24,7 @@ def blends(images: Tensor, y: Tensor, num_classes: int, generator: torch.Generat
     Parameters
     ----------
     images, y
-        What is stored (uint8), and its classes; two images at least.
+        What is stored (uint8), and its classes. One image alone is blended with itself.
     num_classes
         Columns of the shares.
     generator

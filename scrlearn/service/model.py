@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -174,9 +174,10 @@ class Replica:
         images, stored = learner.memory.contents()
         self.images, self.stored = images.cpu(), stored.cpu()
         if len(images):
-            seen = self._see(images)
+            seen = self._see(images, learner.look_whole)  # class means are made of whole images
             self.finite = bool(torch.isfinite(seen).all())
-            self.features = F.normalize(seen, dim=1).cpu()
+            asked = self._see(images) if learner.crops else seen  # compared with images that are asked about
+            self.features = F.normalize(asked, dim=1).cpu()
             self.ncm = NearestClassMean.fit(learner.compared(seen), stored, learner.num_classes, learner.centred)
             limits = thresholds(self.features, self.stored, learner.num_classes, quantile)
             self.thresholds = limits[self._numbers]
@@ -231,11 +232,12 @@ class Replica:
             answers.append(Answer(label, classes[0].confidence, classes, near[row]))
         return answers
 
-    def _see(self, images: Tensor) -> Tensor:
+    def _see(self, images: Tensor, look: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         learner = self.model.learner_
+        learner.set_training(False)
         # on a CPU small parts are faster, since they stay in its caches, and need less memory
         parts = images.split(SEEN_AT_ONCE if learner.device.type == "cpu" else learner.prediction_batch)
-        return torch.cat([learner.features(part.to(learner.device)) for part in parts])
+        return torch.cat([learner.run(look or learner.look, part.to(learner.device)) for part in parts])
 
     def _scores(self, features: Tensor) -> Tensor:
         """Of the classifier the method answers with, ready for a softmax, in the order of `labels`."""
@@ -244,7 +246,10 @@ class Replica:
             return learner.scores_from_features(features).float().cpu()[:, self._numbers]
         if self.ncm is None:
             return torch.full((len(features), len(self.labels)), -torch.inf)
-        return self.ncm.scores(learner.compared(features)).cpu()[:, self._numbers] / self.temperature
+        scores = self.ncm.scores(learner.compared(features))
+        if learner.calibrated and len(self.images):
+            scores = scores + learner.offsets("ncm")
+        return scores.cpu()[:, self._numbers] / self.temperature
 
     def _near(self, place: int, distance: Tensor, nearest: Tensor, probability: Tensor) -> Near:
         far, closest, limit = (_finite(float(value)) for value in (distance, nearest, self.thresholds[place]))

@@ -53,6 +53,9 @@ def taught(*labels: str, count: int = 12, **config: object) -> ServedClassifier:
         ("er", "softmax", {}),
         ("er", "ncm", {"centred": True}),
         ("scr", "ncm", {"centred": True, "projection_share": 0.5}),
+        ("er", "ncm", {"crops": True, "mirror": True}),
+        ("er", "ncm", {"calibrated": True, "crops": True}),
+        ("er", "softmax", {"calibrated": True}),
     ],
 )
 def test_a_copy_answers_as_the_classifier_does(method: str, classifier: str, options: dict[str, object]) -> None:
