@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_step.py [--seeds 1,4,10] [--methods er,mir] [--memory 2000] [--steps 200] [--json FILE]
 
-Steps are taken on random images, with a full memory. For SCR, "bytes" and "operations" are the least a step must move
+Steps are taken on random images, with a full memory; a step is all that is done for a batch of the stream. For SCR, "bytes" and "operations" are the least a step must move
 and compute: every activation of the encoder written and read once each way, and the multiplications of its
 convolutions; they are set against the copy bandwidth and the bfloat16 rate measured on this card in the same run.
 """
@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from scrlearn.data import class_incremental
 from scrlearn.data.base import ArrayImages, Dataset
 from scrlearn.engine.run import TURN, Lane
+from scrlearn.experiments.beyond import VARIANTS
 from scrlearn.learners import Learner, make_learner
 from scrlearn.models import ReducedResNet18
 from scrlearn.models.resnet import BatchNorm
@@ -40,9 +41,9 @@ def made_up(images: int, size: int) -> Dataset:
 
 
 def learner(seed: int, memory: int, precision: str, method: str = "scr", size: int = 32) -> Learner:
-    return make_learner(
-        method, image_shape=(3, size, size), memory_size=memory, device="cuda", precision=precision, seed=seed
-    )
+    method, options = VARIANTS.get(method, (method, {}))
+    where = {"image_shape": (3, size, size), "device": "cuda", "precision": precision}
+    return make_learner(method, memory_size=memory, seed=seed, **where, **options)
 
 
 def full_lanes(seeds: int, memory: int, precision: str, steps: int, method: str = "scr", size: int = 32) -> list[Lane]:
@@ -127,7 +128,7 @@ def least_work(images: int = 220) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="1,4,10")
-    parser.add_argument("--methods", default="er,a-gem,mir,aser,gss", help="beside SCR, with the most seeds")
+    parser.add_argument("--methods", default="scr+,scr+ one step,er,a-gem,mir,aser,gss", help="with the most seeds")
     parser.add_argument("--memory", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--json", type=Path)
@@ -143,7 +144,7 @@ def main() -> None:
     for name, measure in variants(given).items():
         spent = rows[name] = measure()
         line = f"  {name:<42}{spent * 1000:8.3f} ms per step"
-        if name.startswith("scr"):
+        if name.startswith("scr,"):
             bandwidth = work["bytes"] / spent / rates["bytes_per_second"]
             rate = work["operations"] / spent / rates["operations_per_second"]
             line += f"   {bandwidth:6.1%} of bandwidth   {rate:6.1%} of the rate"

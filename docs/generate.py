@@ -239,7 +239,7 @@ def gpu_steps(name: str) -> str:
     rows = []
     for what, seconds in found["seconds_per_step"].items():
         of_card: tuple[str, ...] = ("", "")
-        if what.startswith("scr"):
+        if what.startswith("scr,"):
             of_card = tuple(
                 f"{least[kind] / seconds / card[f'{kind}_per_second']:.0%}" for kind in ("bytes", "operations")
             )
