@@ -2,9 +2,10 @@
 
     python benchmarks/gpu_step.py [--seeds 1,4,10] [--methods er,mir] [--memory 2000] [--steps 200] [--json FILE]
 
-Steps are taken on random images, with a full memory; a step is all that is done for a batch of the stream. For SCR, "bytes" and "operations" are the least a step must move
-and compute: every activation of the encoder written and read once each way, and the multiplications of its
-convolutions; they are set against the copy bandwidth and the bfloat16 rate measured on this card in the same run.
+Steps are taken on random images, with a full memory; a step is all that is done for a batch of the stream. For SCR,
+"bytes" and "operations" are the least a step must move and compute: every activation of the encoder written and read
+once each way, and the multiplications of its convolutions; they are set against the copy bandwidth and the bfloat16
+rate measured on this card in the same run.
 """
 
 from __future__ import annotations
