@@ -43,8 +43,10 @@ def made_up(images: int, size: int) -> Dataset:
 
 def learner(seed: int, memory: int, precision: str, method: str = "scr", size: int = 32) -> Learner:
     method, options = VARIANTS.get(method, (method, {}))
-    where = {"image_shape": (3, size, size), "device": "cuda", "precision": precision}
-    return make_learner(method, memory_size=memory, seed=seed, **where, **options)
+    shape = (3, size, size)
+    return make_learner(
+        method, image_shape=shape, memory_size=memory, device="cuda", precision=precision, seed=seed, **options
+    )
 
 
 def full_lanes(seeds: int, memory: int, precision: str, steps: int, method: str = "scr", size: int = 32) -> list[Lane]:
