@@ -232,26 +232,6 @@ def speed(name: str) -> str:
     )
 
 
-def gpu_steps(name: str) -> str:
-    """Steps on a GPU, as `benchmarks/gpu_step.py --json` wrote them down."""
-    found = measured(name)
-    card, least = found["card"], found["least_work"]
-    rows = []
-    for what, seconds in found["seconds_per_step"].items():
-        of_card: tuple[str, ...] = ("", "")
-        if what.startswith("scr,"):
-            of_card = tuple(
-                f"{least[kind] / seconds / card[f'{kind}_per_second']:.0%}" for kind in ("bytes", "operations")
-            )
-        rows.append((what, f"{1000 * seconds:.2f}", *of_card))
-    about = (
-        f"{found['device']}, torch {found['torch']}: it copies {card['bytes_per_second'] / 1e12:.2f} TB/s and computes "
-        f"{card['operations_per_second'] / 1e12:.0f} TFLOP/s in bfloat16. Most memory at any time: "
-        f"{found['peak_memory'] / 2**30:.1f} GiB."
-    )
-    return f"{about}\n\n{table(('a step of', 'ms', 'of the bandwidth', 'of the arithmetic'), rows)}"
-
-
 def engines(_: str) -> str:
     """The same runs as graphs and eagerly: average accuracy at the end, over the same seeds."""
     from scrlearn.evaluation import interval
@@ -367,7 +347,6 @@ TABLES: dict[str, Callable[[str], str]] = {
     "effects": effects,
     "gpu-runs": gpu_runs,
     "speed": speed,
-    "gpu-steps": gpu_steps,
     "engines": engines,
     "steps": steps,
     "against-plain": against_plain,
