@@ -63,8 +63,10 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def page_of(method: str) -> str:
-    """The name of a method's page: a plus sign in an address means a space to some programs."""
-    return f"{method.replace('+', '-plus')}.md"
+    """The name of a method's page."""
+    from scrlearn.learners.methods import plain_name
+
+    return f"{plain_name(method)}.md"
 
 
 def options(method: str) -> str:

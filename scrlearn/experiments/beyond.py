@@ -24,7 +24,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scr": ("scr", {}),
     "scr+": ("scr+", {}),
     "scr+ one step": ("scr+", {"updates_per_batch": 1}),
-    "scr+ wide": ("scr+", {"width": 64}),
+    "scr+ wide": ("scr+wide", {}),
 }
 IN_TABLE = ("scr", "scr+", "scr+ one step")
 STUDIES = (("cifar100", 2000), ("cifar10", 500))

@@ -19,6 +19,7 @@ from scrlearn.experiments.identity import canonical_json, digest, family_key
 from scrlearn.experiments.protocol import FIGURES, config_for
 from scrlearn.experiments.result import Result
 from scrlearn.experiments.store import Entry
+from scrlearn.learners.methods import plain_name
 
 FORMAT = 2  # 1 is the complete form, see `exports`
 ENDING = ".runs.json"
@@ -56,7 +57,7 @@ def file_of(dataset: str, method: str, memory_size: int) -> str:
     >>> file_of("cifar100", "scr+", 2000)
     'cifar100/scr-plus-2000.runs.json'
     """
-    return f"{_plain(dataset)}/{_plain(method.replace('+', '-plus'))}-{memory_size}{ENDING}"
+    return f"{_plain(dataset)}/{_plain(plain_name(method))}-{memory_size}{ENDING}"
 
 
 def _plain(name: str) -> str:

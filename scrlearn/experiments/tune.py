@@ -39,18 +39,20 @@ PRUNE_FROM = 5  # trials before the first one may be given up
 
 _STEPS = {"learning_rate": (0.02, 0.05, 0.1, 0.2), "momentum": (0.0, 0.9)}
 _REPLAY = {**_STEPS, "memory_batch": (10, 20, 50, 100)}
+_PLUS: Space = {
+    "learning_rate": (0.01, 0.02, 0.05),
+    "weight_decay": (0.0, 0.001, 0.003),
+    "cross_entropy_weight": (1.0, 2.0, 4.0),
+    "feature_weight": (0.0, 1.0),
+    "temperature": (0.1, 0.2),
+    "mix_after": (0.0, 30.0, 100.0, 300.0),
+    "updates_until": (0.0, 250.0, 500.0, 1000.0),
+}
 # what is searched unless told otherwise: the few options that matter most for a method on other data
 SPACES: dict[str, Space] = {
     "scr": {**_STEPS, "memory_batch": (50, 100, 200), "temperature": (0.05, 0.07, 0.1, 0.2)},
-    "scr+": {
-        "learning_rate": (0.01, 0.02, 0.05),
-        "weight_decay": (0.0, 0.001, 0.003),
-        "cross_entropy_weight": (1.0, 2.0, 4.0),
-        "feature_weight": (0.0, 1.0),
-        "temperature": (0.1, 0.2),
-        "mix_after": (0.0, 30.0, 100.0, 300.0),
-        "updates_until": (0.0, 250.0, 500.0, 1000.0),
-    },
+    "scr+": _PLUS,
+    "scr+wide": _PLUS,
     "er": _REPLAY,
     "a-gem": _REPLAY,
     "mir": _REPLAY,

@@ -7,7 +7,7 @@ import pytest
 from scrlearn.errors import InputError
 from scrlearn.experiments import RunConfig, protocol
 from scrlearn.experiments.beyond import DEFAULT_SEEDS, TARGETS, ablations_of, parts_of, runs_for
-from scrlearn.experiments.identity import identity, run_key
+from scrlearn.experiments.identity import run_key
 from scrlearn.learners import METHODS
 
 
@@ -92,7 +92,9 @@ def test_runs_are_narrowed_down():
 def test_the_wide_runs_have_the_full_encoder():
     runs = runs_for("beyond-wide", ["cifar10"], seeds=1)
     assert {config.memory_size for config in runs} == {200, 500, 1000}
-    assert all(identity(config)["options"] == {"width": 64} for config in runs)
+    assert {config.method for config in runs} == {"scr+wide"}
+    wide, usual = METHODS["scr+wide"].parameters(), METHODS["scr+"].parameters()
+    assert wide == {**usual, "width": 64}
 
 
 def test_targets_have_seeds():

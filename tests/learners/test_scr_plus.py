@@ -779,11 +779,18 @@ def test_lwf_keeps_images_by_any_policy(update):
 
 
 def test_the_wide_encoder_is_the_full_resnet18():
-    learner = make_learner("scr+", image_shape=(3, 32, 32), width=64, memory_size=10, device="cpu")
+    learner = make_learner("scr+wide", image_shape=(3, 32, 32), memory_size=10, device="cpu")
     assert learner.feature_length == 512
     assert sum(w.numel() for w in learner.network.encoder.parameters()) == 11_168_832  # ResNet18 without its last layer
     usual = make_learner("scr+", image_shape=(3, 32, 32), memory_size=10, device="cpu")
     assert usual.feature_length == 160
+
+
+def test_an_encoder_of_ones_own_takes_the_place_of_the_wide_one():
+    own = {"image_shape": (1, 8, 8), "memory_size": 10, "encoder": torch.nn.Flatten(), "device": "cpu"}
+    assert make_learner("scr+wide", **own).feature_length == 64
+    with pytest.raises(InputError, match="width is 64"):
+        make_learner("scr+wide", width=64, **own)
 
 
 # ---------------------------------------------------------------- mistakes
