@@ -28,7 +28,7 @@ PROTOTYPES = ("auto", "memory", "sdc")
 PREDICTION_BATCH = {"cuda": 1000}
 NCM_TEMPERATURE = 0.1
 DEFAULT_WIDTH = 20
-CROP = 13 / 16
+MIDDLE = 3 / 4
 Runner = Callable[..., Tensor]
 Progress = Callable[[int, int], None]
 
@@ -89,8 +89,8 @@ class Learner:
     mirror
         Average the features of each image and its mirror image, for class means and for prediction.
     crops
-        Average those of an image that is asked about with those of two parts of it too, for prediction: 13/16 of its
-        height and width at the upper left and at the lower right, brought back to its size.
+        Average those of an image that is asked about with those of its middle too, for prediction: 3/4 of its height
+        and width, brought back to its size.
     precision
         "bf16" (encoder in bfloat16), "tf32", "fp32", or "auto": bf16 where the hardware has it and the images are 16×16
         or larger.
@@ -442,9 +442,7 @@ class Learner:
         """What the encoder sees in images that are asked about, in parts of them too if asked for. Graph-safe."""
         features = self.look_whole(x)
         if self.crops:
-            features = (
-                features + sum(self.look_whole(part) for part in corners(to_float(x), *self.image_shape[1:]))
-            ) / 3
+            features = (features + self.look_whole(middle(to_float(x), *self.image_shape[1:]))) / 2
         return features
 
     def look_whole(self, x: Tensor) -> Tensor:
@@ -652,11 +650,11 @@ class Learner:
         self.generator.set_state(saved)
 
 
-def corners(x: Tensor, height: int, width: int) -> Iterator[Tensor]:
-    """The upper left and the lower right of float images, 13/16 of each side, in the size of the whole."""
-    down, across = (max(1, round(CROP * length)) for length in (height, width))
-    for part in (x[..., :down, :across], x[..., height - down :, width - across :]):
-        yield F.interpolate(part, size=(height, width), mode="bilinear", align_corners=False)
+def middle(x: Tensor, height: int, width: int) -> Tensor:
+    """The middle of float images, 3/4 of each side in the whole size, as far from the left as from the right."""
+    top, left = (round((1 - MIDDLE) / 2 * length) for length in (height, width))
+    part = x[..., top : height - top, left : width - left]
+    return F.interpolate(part, size=(height, width), mode="bilinear", align_corners=False)
 
 
 def _check_width(width: int, encoder: nn.Module | None) -> None:

@@ -100,7 +100,7 @@ METHODS: dict[str, Method] = {
             "this project",
             2026,
             "SCR with a cross-entropy term, mixed views, momentum, two steps a batch and a balanced memory; averaged "
-            "weights answer, from each image, two parts of it and their mirror images, by centred class means",
+            "weights answer, from each image, its middle and their mirror images, by centred class means",
             SCR_PLUS,
         ),
         Method(

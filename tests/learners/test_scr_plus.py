@@ -16,7 +16,7 @@ from scrlearn.checkpoint import digest
 from scrlearn.classifiers import LinearDiscriminant, NearestClassMean, fit_offsets
 from scrlearn.errors import InputError
 from scrlearn.learners import METHODS, make_learner
-from scrlearn.learners.base import corners
+from scrlearn.learners.base import middle
 from scrlearn.learners.blends import blends
 from scrlearn.learners.objectives import distillation, preservation
 from scrlearn.mixing import cut_mix
@@ -211,23 +211,24 @@ def bilinear_by_loops(image, height, width):
     return [[(1 - share) * row[low] + share * row[high] for low, high, share in columns] for row in rows]
 
 
-@pytest.mark.parametrize(("height", "width", "down", "across"), [(8, 8, 6, 6), (32, 32, 26, 26), (7, 16, 6, 13)])
-def test_corners_are_parts_brought_back_to_size(height, width, down, across):
+@pytest.mark.parametrize(
+    ("height", "width", "top", "left"), [(8, 8, 1, 1), (32, 32, 4, 4), (7, 16, 1, 2), (84, 84, 10, 10), (1, 3, 0, 0)]
+)
+def test_the_middle_is_brought_back_to_size(height, width, top, left):
     x = torch.rand(2, 1, height, width, generator=torch.Generator().manual_seed(0))
-    upper_left, lower_right = corners(x, height, width)
+    found = middle(x, height, width)
     for n in range(2):
-        first = [row[:across] for row in x[n, 0].tolist()[:down]]
-        last = [row[-across:] for row in x[n, 0].tolist()[-down:]]
-        for part, found in ((first, upper_left), (last, lower_right)):
-            torch.testing.assert_close(found[n, 0], torch.tensor(bilinear_by_loops(part, height, width)))
+        part = [row[left : width - left] for row in x[n, 0].tolist()[top : height - top]]
+        torch.testing.assert_close(found[n, 0], torch.tensor(bilinear_by_loops(part, height, width)))
+    torch.testing.assert_close(middle(x.flip(-1), height, width), found.flip(-1))  # the same of the mirror image
 
 
-def test_images_that_are_asked_about_are_seen_in_crops_and_stored_ones_are_not():
+def test_of_images_that_are_asked_about_the_middle_is_seen_too_and_of_stored_ones_not():
     options = {"memory_size": 30, "mirror": True, "averaging": 0.9}
     plain, cropped = learn(make("er", **options)), learn(make("er", crops=True, **options))
     assert digest(plain.state_dict()) == digest(cropped.state_dict())  # training is not changed
     x, _ = digits(20)
-    features = (plain.features(x) + sum(plain.features(part) for part in corners(x / 255, 8, 8))) / 3
+    features = (plain.features(x) + plain.features(middle(x / 255, 8, 8))) / 2
     torch.testing.assert_close(cropped.features(x), features)
     torch.testing.assert_close(cropped.scores(x, "ncm"), plain.prototypes().scores(features))
     torch.testing.assert_close(cropped.prototypes().prototypes, plain.prototypes().prototypes)
