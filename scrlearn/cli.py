@@ -438,10 +438,13 @@ def data_check(
     elif not quiet and report.ok:
         low, high = report.train_per_class
         per_class = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-        means = ", ".join(f"{mean:.4f}" for mean in report.channel_means)
+        means, deviations = (
+            ", ".join(f"{value:.4f}" for value in values)
+            for values in (report.channel_means, report.channel_deviations)
+        )
         typer.echo(
             f"{report.name}: {report.classes} classes, {report.train:,} training images ({per_class} a class) and "
-            f"{report.test:,} test images; channel means {means}. Nothing is wrong."
+            f"{report.test:,} test images; channel means {means}, deviations {deviations}. Nothing is wrong."
         )
     elif not as_json:
         for problem in report.problems:

@@ -31,8 +31,8 @@ class Report:
         Numbers of classes and images.
     train_per_class, test_per_class
         Smallest and largest number of images of a class.
-    channel_means
-        Mean of each channel of the training images, scaled to [0, 1].
+    channel_means, channel_deviations
+        Mean and standard deviation of each channel over the pixels of the training images, scaled to [0, 1].
     problems
         One sentence for each thing that is wrong.
     """
@@ -45,6 +45,7 @@ class Report:
     train_per_class: tuple[int, int] = (0, 0)
     test_per_class: tuple[int, int] = (0, 0)
     channel_means: tuple[float, ...] = ()
+    channel_deviations: tuple[float, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
@@ -60,8 +61,8 @@ def check_source(source: Source, root: Path, image_size: int | None = None, prog
         dataset = source.load(root, image_size, progress)
     except DataError as error:
         return Report(source.name, where, problems=(str(error),))
-    means, problems = _survey(dataset.train, f"Checking {source.name}, training images", progress)
-    problems += _survey(dataset.test, f"Checking {source.name}, test images", progress)[1]
+    means, deviations, problems = _survey(dataset.train, f"Checking {source.name}, training images", progress)
+    problems += _survey(dataset.test, f"Checking {source.name}, test images", progress)[2]
     if len(problems) > _MOST_PROBLEMS:
         problems[_MOST_PROBLEMS:] = [f"{len(problems) - _MOST_PROBLEMS} more images cannot be read."]
     counts = [torch.bincount(part.labels, minlength=dataset.num_classes) for part in (dataset.train, dataset.test)]
@@ -76,15 +77,16 @@ def check_source(source: Source, root: Path, image_size: int | None = None, prog
         train_per_class=(int(counts[0].min()), int(counts[0].max())),
         test_per_class=(int(counts[1].min()), int(counts[1].max())),
         channel_means=means,
+        channel_deviations=deviations,
         problems=tuple(problems),
     )
 
 
-def _survey(images: ImageSet, text: str, progress: bool) -> tuple[tuple[float, ...], list[str]]:
-    """Channel means (of the images that can be read), and what cannot be read."""
+def _survey(images: ImageSet, text: str, progress: bool) -> tuple[tuple[float, ...], tuple[float, ...], list[str]]:
+    """Means and deviations of the channels (of the images that can be read), and what cannot be read."""
     blocks = torch.split(torch.arange(len(images)), _BLOCK)
     workers = images.files.workers if isinstance(images, FolderImages) else 0
-    total, count, problems = torch.zeros(images.shape[0], dtype=torch.int64), 0, []
+    total, count, problems = torch.zeros(2, images.shape[0], dtype=torch.int64), 0, []
     with progress_bar(text, len(images), show=progress) as advance:
         results = read_ahead(lambda block: _survey_block(images, block), blocks, workers)
         for block, (sums, readable, found) in zip(blocks, results, strict=True):
@@ -92,20 +94,24 @@ def _survey(images: ImageSet, text: str, progress: bool) -> tuple[tuple[float, .
             count += readable
             problems += found
             advance(len(block))
-    pixels = max(1, count) * images.shape[1] * images.shape[2]
-    return tuple((total.double() / (255 * pixels)).tolist()), problems
+    mean, square = total.double() / (max(1, count) * images.shape[1] * images.shape[2])
+    deviation = (square - mean.square()).clamp(min=0).sqrt()
+    return tuple((mean / 255).tolist()), tuple((deviation / 255).tolist()), problems
 
 
-def _survey_block(images: ImageSet, block: Tensor) -> tuple[list[int], int, list[str]]:
-    """Sum of each channel, number of readable images, and what is wrong with the others."""
+def _survey_block(images: ImageSet, block: Tensor) -> tuple[list[list[int]], int, list[str]]:
+    """Sums of each channel and of its squares, number of readable images, and what is wrong with the others."""
     try:
-        return images.read(block).sum((0, 2, 3), dtype=torch.int64).tolist(), len(block), []
+        pixels = images.read(block).transpose(0, 1).flatten(1)
+        values = torch.arange(256)
+        often = torch.stack([torch.bincount(channel, minlength=256) for channel in pixels])
+        return [(often * values).sum(1).tolist(), (often * values.square()).sum(1).tolist()], len(block), []
     except DataError as error:
         if len(block) == 1:
-            return [0] * images.shape[0], 0, [str(error)]
-    halves = [_survey_block(images, half) for half in block.chunk(2)]  # find the damaged ones
-    sums = [sum(channel) for channel in zip(*(half[0] for half in halves), strict=True)]
-    return sums, halves[0][1] + halves[1][1], halves[0][2] + halves[1][2]
+            return [[0] * images.shape[0]] * 2, 0, [str(error)]
+    one, other = (_survey_block(images, half) for half in block.chunk(2))  # find the damaged ones
+    sums = (torch.tensor(one[0]) + torch.tensor(other[0])).tolist()
+    return sums, one[1] + other[1], one[2] + other[2]
 
 
 def _differences(expected: Expected, counts: list[Tensor], means: tuple[float, ...], dataset: Dataset) -> list[str]:

@@ -94,6 +94,8 @@ def test_check_of_a_good_set() -> None:
     assert report.ok
     assert (report.classes, report.train, report.test) == (10, 1442, 355)
     assert report.channel_means == pytest.approx((0.3052,), abs=1e-4)
+    pixels = load("digits").train.images.double() / 255
+    assert report.channel_deviations == pytest.approx((float(pixels.std(correction=0)),))
 
 
 def test_check_finds_wrong_counts_and_means(cifar10_root: Path) -> None:
