@@ -21,6 +21,7 @@ from scrlearn.learners.teacher import Teacher
 from scrlearn.memory import Memory
 from scrlearn.models import Network, ReducedResNet18, cuda_descent, feature_dim, projection_head
 from scrlearn.models.network import to_float
+from scrlearn.models.orthogonal import Matrices
 from scrlearn.randomness import derived_seed, generator, seeded
 
 CLASSIFIERS = ("softmax", "ncm", "combined", "lda")
@@ -59,6 +60,11 @@ class Learner:
     learning_rate, momentum, weight_decay
         Of stochastic gradient descent; the decay adds so much of every weight to its gradient, but for the softmax
         head, whose classes may be still to come.
+    orthogonal
+        Above 0, the weights of the encoder's convolutions and linear layers move by their orthogonalised velocities,
+        which turn all directions alike (Muon, see `Matrices`): by this share of their length in each step, and their
+        length stays. The learning rate and weight decay are those of all other weights then. 0: all weights move by
+        gradient descent.
     classes_ahead
         Classes the softmax head trains from the start, before they appear; 0: the head grows as classes appear.
     head_temperature
@@ -122,6 +128,7 @@ class Learner:
         learning_rate: float = 0.1,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
+        orthogonal: float = 0.0,
         classes_ahead: int = 0,
         head_temperature: float = 0.0,
         prototypes: str = "auto",
@@ -144,6 +151,7 @@ class Learner:
             ("learning_rate", learning_rate, learning_rate > 0),
             ("momentum", momentum, 0 <= momentum < 1),
             ("weight_decay", weight_decay, weight_decay >= 0),
+            ("orthogonal", orthogonal, 0 <= orthogonal < 1),
             ("head_temperature", head_temperature, head_temperature >= 0),
             ("projection_share", projection_share, projection_share >= 0),
             ("shrinkage", shrinkage, 0 <= shrinkage <= 1),
@@ -174,6 +182,8 @@ class Learner:
         self.weights: list[Tensor] = [p for p in self.network.parameters() if p.requires_grad]
         self._in_head = 0 if self.network.head is None else len(list(self.network.head.parameters()))  # the last ones
         self.velocity = [torch.zeros_like(w) for w in self.weights] if momentum else []
+        self.orthogonal, self.matrices = orthogonal, Matrices(self.network.encoder) if orthogonal else None
+        self._descended = self._find_descended()
         self.average = copy.deepcopy(self.network).requires_grad_(False).eval() if averaging else None
         self.met = torch.zeros(max(16, classes_ahead), dtype=torch.bool, device=self.device)
         self.updates = torch.zeros((), device=self.device)
@@ -320,6 +330,7 @@ class Learner:
 
     def _after_growth(self) -> None:
         self.weights = [p for p in self.network.parameters() if p.requires_grad]
+        self._descended = self._find_descended()
         if self.velocity:
             self.velocity = [_fitted(v, w) for v, w in zip(self.velocity, self.weights, strict=True)]
         if self.average is not None and self.average.head is not None and self.network.head is not None:
@@ -352,27 +363,56 @@ class Learner:
             self._descend_at_once(gradient, scale)
             return
         with torch.no_grad():
+            if self.matrices is not None:
+                self._turn(self.matrices, gradient, scale)
+            weights, velocity, gradient = (self._of_descent(each) for each in (self.weights, self.velocity, gradient))
             if self.weight_decay:
                 body = len(gradient) - self._in_head
-                decayed = torch._foreach_add(gradient[:body], self.weights[:body], alpha=self.weight_decay)
+                decayed = torch._foreach_add(gradient[:body], weights[:body], alpha=self.weight_decay)
                 gradient = [*decayed, *gradient[body:]]
             if self.momentum:
-                torch._foreach_mul_(self.velocity, self.momentum)
-                torch._foreach_add_(self.velocity, gradient, alpha=scale)
-                torch._foreach_add_(self.weights, self.velocity, alpha=-self.learning_rate)
+                torch._foreach_mul_(velocity, self.momentum)
+                torch._foreach_add_(velocity, gradient, alpha=scale)
+                torch._foreach_add_(weights, velocity, alpha=-self.learning_rate)
             else:
-                torch._foreach_add_(self.weights, gradient, alpha=-self.learning_rate * scale)
+                torch._foreach_add_(weights, gradient, alpha=-self.learning_rate * scale)
             if self.average is not None:
                 self._average(self.average)
 
+    def _find_descended(self) -> list[int]:
+        """The places of the weights that gradient descent moves: all but those that are turned."""
+        turned = {id(weight) for weight in self.matrices.weights} if self.matrices is not None else set()
+        return [place for place, weight in enumerate(self.weights) if id(weight) not in turned]
+
+    def _of_descent(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Of one tensor for each weight, those for the weights that gradient descent moves."""
+        return tensors if self.matrices is None else [tensors[place] for place in self._descended if tensors]
+
+    def _turn(self, matrices: Matrices, gradient: list[Tensor], scale: float) -> None:
+        """Move the weights that are matrices by their velocities, and a look ahead, made orthogonal."""
+        places = {id(weight): place for place, weight in enumerate(self.weights)}
+        turned = [places[id(weight)] for weight in matrices.weights]
+        directions = [gradient[place] for place in turned]
+        if self.momentum and turned:
+            velocity = [self.velocity[place] for place in turned]
+            torch._foreach_mul_(velocity, self.momentum)
+            torch._foreach_add_(velocity, directions, alpha=scale)
+            ahead = torch._foreach_mul(velocity, self.momentum)
+            torch._foreach_add_(ahead, directions, alpha=scale)
+            directions = [*ahead]
+        matrices.turn(directions, self.orthogonal)
+
     @torch.no_grad()
     def _descend_at_once(self, gradient: list[Tensor], scale: float) -> None:
-        """The same by one kernel."""
-        body = len(gradient) - self._in_head
-        velocity: Sequence[Tensor | None] = self.velocity or [None] * len(gradient)
+        """The same with one kernel for all that is not turned, and the averages."""
+        if self.matrices is not None:
+            self._turn(self.matrices, gradient, scale)
+        own, slopes = self._of_descent(self.weights), self._of_descent(gradient)
+        velocity: Sequence[Tensor | None] = self._of_descent(self.velocity) or [None] * len(own)
+        body = len(own) - self._in_head
         weights = [
             cuda_descent.Moved(w.data, g, v, decay=self.weight_decay if i < body else 0.0)
-            for i, (w, g, v) in enumerate(zip(self.weights, gradient, velocity, strict=True))
+            for i, (w, g, v) in enumerate(zip(own, slopes, velocity, strict=True))
         ]
         if self.average is not None:
             self.updates += 1
@@ -615,6 +655,8 @@ class Learner:
             state["capacity"] = self.network.head.capacity
         if self.velocity:
             state["velocity"] = {str(i): v for i, v in enumerate(self.velocity)}
+        if self.matrices is not None:
+            state["lengths"] = self.matrices.lengths
         if self.average is not None:
             state["average"] = self.average.state_dict()
         if self.drift is not None and self.earlier is not None:
@@ -637,6 +679,8 @@ class Learner:
         self.updates.copy_(state["updates"])
         for i, velocity in enumerate(self.velocity):
             velocity.copy_(_fitted(state["velocity"][str(i)], velocity))
+        if self.matrices is not None:
+            self.matrices.lengths.copy_(state["lengths"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
         if self.drift is not None and self.earlier is not None:

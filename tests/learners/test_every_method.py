@@ -456,6 +456,8 @@ def test_without_review_the_end_of_a_task_changes_no_weight():
 OPTIONS = {
     "momentum": {"momentum": 0.9, "learning_rate": 0.02},
     "weight decay": {"weight_decay": 0.01, "momentum": 0.5},
+    "orthogonal": {"orthogonal": 0.02, "momentum": 0.9, "weight_decay": 0.01, "averaging": 0.9},
+    "orthogonal without momentum": {"orthogonal": 0.02},
     "averaging": {"averaging": 0.9},
     "mirror": {"mirror": True},
     "crops": {"crops": True},
@@ -504,6 +506,7 @@ def test_options_of_scr_are_resumed_bit_for_bit(name, tmp_path):
         ({"memory_batch": 0}, "memory_batch is 0"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0"),
         ({"momentum": 1.0}, "momentum is 1.0"),
+        ({"orthogonal": -0.1}, "orthogonal is -0.1"),
         ({"weight_decay": -0.1}, "weight_decay is -0.1"),
         ({"head_temperature": -1.0}, "head_temperature is -1.0"),
         ({"averaging": -0.1}, "averaging is -0.1"),

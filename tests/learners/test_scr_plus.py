@@ -20,6 +20,7 @@ from scrlearn.learners.base import middle
 from scrlearn.learners.blends import blends
 from scrlearn.learners.objectives import distillation, preservation
 from scrlearn.mixing import cut_mix
+from scrlearn.models.orthogonal import orthogonalised
 from scrlearn.randomness import generator
 
 PARTS = {
@@ -312,6 +313,44 @@ def test_momentum_and_weight_decay_are_those_of_torch(review, decay):
     assert scales.count(0.1) == (1 if review else 0)  # 120 images, one batch of 100 after the second task
     for ours, theirs in zip(learner.weights, twin, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+# ---------------------------------------------------------------- orthogonalised velocities
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_matrices_of_the_encoder_are_turned_and_all_else_descends(momentum):
+    """Against one weight at a time, and torch's own gradient descent; with averages, a review and a head that grows."""
+    options = {"momentum": momentum, "learning_rate": 0.02, "weight_decay": 0.03, "averaging": 0.9}
+    learner = make("er", memory_size=110, review=True, orthogonal=0.05, **options)
+    layers = [m for m in learner.network.encoder.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
+    turned = [id(layer.weight) for layer in layers]
+    assert [id(weight) for weight in learner.matrices.weights] == turned
+    assert len(turned) >= 2
+    lengths = {place: float(w.detach().norm()) for place, w in enumerate(learner.weights) if id(w) in turned}
+    velocity, step, checked = {}, learner.descend, []
+
+    def descend(gradient, scale=1.0):
+        before = [w.detach().clone() for w in learner.weights]
+        own = [0.0 if not momentum else v.clone() for v in learner.velocity] or [0.0] * len(before)
+        step(gradient, scale)
+        for place, (w, g) in enumerate(zip(before, gradient, strict=True)):
+            if place in lengths:
+                velocity[place] = momentum * velocity.get(place, 0.0) + scale * g
+                found = orthogonalised([scale * g + momentum * velocity[place]])[0]
+                moved = w - 0.05 * lengths[place] / math.sqrt(min(w.flatten(1).shape)) * found
+                expected = moved * lengths[place] / moved.norm()
+            else:
+                decay = 0.03 if place < len(before) - 2 else 0.0  # the head's two do not decay
+                expected = w - 0.02 * (momentum * own[place] + scale * (g + decay * w))
+            torch.testing.assert_close(learner.weights[place].detach(), expected, atol=1e-5, rtol=1e-4)
+        checked.append(scale)
+
+    learner.descend = descend
+    learn(learner, tasks=2, batches=6)
+    assert checked.count(0.1) == 1
+    averaged = dict(learner.average.named_parameters())
+    assert any((w != averaged[name]).any() for name, w in learner.network.named_parameters())
 
 
 # ---------------------------------------------------------------- the loss on features too
@@ -859,6 +898,8 @@ def test_steps_never_wait_for_the_device():
         {"first_view": "mirrored", "view_weight": 4.0},
         {"stream_against": "stream", "crops": True},
         {"preservation_weight": 1.0},
+        {"orthogonal": 0.02, "review": True},
+        {"orthogonal": 0.02, "momentum": 0.0, "averaging": 0.0},
     ],
     ids=str,
 )

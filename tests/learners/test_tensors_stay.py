@@ -15,6 +15,7 @@ CASES = {name: (name, {}) for name in METHODS} | {
     "er, herding": ("er", {"update": "herding"}),
     "lwf, sdc": ("lwf", {"memory_size": 0, "classifier": "ncm"}),
     "er, momentum and averaging": ("er", {"momentum": 0.9, "averaging": 0.9}),
+    "er, orthogonal": ("er", {"orthogonal": 0.02, "momentum": 0.9, "averaging": 0.9}),
 }
 CACHES = ("_stored", "_prototypes", "_discriminant")
 
