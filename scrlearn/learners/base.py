@@ -62,9 +62,8 @@ class Learner:
         head, whose classes may be still to come.
     orthogonal
         Above 0, the weights of the encoder's convolutions and linear layers move by their orthogonalised velocities,
-        which turn all directions alike (Muon, see `Matrices`): by this share of their length in each step, and their
-        length stays. The learning rate and weight decay are those of all other weights then. 0: all weights move by
-        gradient descent.
+        which turn all directions alike (Muon, see `Matrices`), by this angle in each step. The learning rate and weight
+        decay are those of all other weights then. 0: all weights move by gradient descent.
     classes_ahead
         Classes the softmax head trains from the start, before they appear; 0: the head grows as classes appear.
     head_temperature

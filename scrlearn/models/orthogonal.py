@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -13,21 +12,26 @@ ROUNDS = 5
 POLYNOMIAL = 3.4445, -4.775, 2.0315  # of Jordan et al.: five rounds bring singular values from 0.003 to 1 near 1
 
 
-def as_matrix(weight: Tensor) -> Tensor:
-    """A row for each output; of a convolution whose channels come last this is a view."""
-    return weight if weight.ndim == 2 else weight.permute(0, 2, 3, 1).flatten(1)
+def as_matrix(tensor: Tensor, like: Tensor) -> Tensor:
+    """A row for each output; columns in the order in which `like`, a weight of this shape, lies in memory.
+
+    Of tensors that lie as `like` does this is a view.
+    """
+    if tensor.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last):
+        tensor = tensor.permute(0, 2, 3, 1)
+    return tensor.flatten(1)
 
 
-def orthogonalised(directions: Sequence[Tensor]) -> list[Tensor]:
-    r"""Each matrix X = U S Vᵀ with its singular values brought near 1: about U Vᵀ, in the shape that was given.
+def polynomials(matrices: Sequence[Tensor]) -> Tensor:
+    r"""What matrices of one height are multiplied by from the left, so that their singular values come near 1.
 
-    By Newton and Schulz's iteration, with the odd polynomial of Jordan et al. in each of five rounds,
+    With X = U S Vᵀ the products are about U Vᵀ. They are those of Newton and Schulz's iteration with the odd polynomial
+    of Jordan et al. in each of five rounds,
 
     .. math:: X \leftarrow a X + b \, (X X^\top) X + c \, (X X^\top)^2 X
 
-    from X / ‖X‖. As every round multiplies X by a polynomial of A = X Xᵀ from the left, the rounds are made on A, which
-    is small, for all matrices of one height at once, and X is multiplied at the end. Rows and columns of zeros stay
-    zero, and so does a matrix of zeros.
+    from X / ‖X‖. As every round multiplies X by a polynomial of A = X Xᵀ, the rounds are made on A, which is small, and
+    for all matrices at once. Rows and columns of zeros stay zero, and so does a matrix of zeros.
 
     References
     ----------
@@ -37,29 +41,16 @@ def orthogonalised(directions: Sequence[Tensor]) -> list[Tensor]:
     Examples
     --------
     >>> x = torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.2, 0.0]])
-    >>> [round(float(s), 1) for s in torch.linalg.svdvals(orthogonalised([x])[0])]
+    >>> [round(float(s), 1) for s in torch.linalg.svdvals(polynomials([x])[0] @ x)]
     [1.1, 0.7]
     """
-    found: list[Tensor] = [*directions]
-    heights: defaultdict[int, list[int]] = defaultdict(list)
-    for place, direction in enumerate(directions):
-        heights[len(direction)].append(place)
-    for places in heights.values():
-        flat = [as_matrix(directions[place]) for place in places]
-        for place, x, p in zip(places, flat, _polynomials(flat), strict=True):
-            found[place] = _in_shape(p @ x, directions[place])
-    return found
-
-
-def _polynomials(flat: list[Tensor]) -> Tensor:
-    """For each matrix (all of one height) what it is multiplied by."""
     a, b, c = POLYNOMIAL
-    square = torch.stack([x @ x.T for x in flat])
+    square = torch.stack([x @ x.T for x in matrices])
     whole = square.diagonal(dim1=1, dim2=2).sum(1)[:, None, None].clamp(min=torch.finfo(square.dtype).tiny)
     square = square / whole
     one = torch.eye(square.shape[1], dtype=square.dtype, device=square.device) / whole.sqrt()
     for left in reversed(range(ROUNDS)):
-        rest = torch.baddbmm(square, square, square, beta=b, alpha=c)  # the polynomial less a, which commutes with all
+        rest = torch.baddbmm(square, square, square, beta=b, alpha=c)  # the polynomial less a; all of them commute
         one = torch.baddbmm(one, rest, one, beta=a)
         if left:
             once = torch.baddbmm(square, rest, square, beta=a)
@@ -67,61 +58,67 @@ def _polynomials(flat: list[Tensor]) -> Tensor:
     return one
 
 
-def _in_shape(matrix: Tensor, like: Tensor) -> Tensor:
-    if like.ndim == 2:
-        return matrix
-    outputs, channels, height, width = like.shape
-    return matrix.view(outputs, height, width, channels).permute(0, 3, 1, 2)
-
-
 class Matrices:
     r"""The weights of a module that are matrices (of convolutions and linear layers), and how they are turned.
 
-    .. math:: W' = W - \eta \frac{\ell}{\sqrt{r}} \, O, \qquad W \leftarrow \frac{\ell}{\|W'\|} W'
+    .. math:: W \leftarrow \sqrt{1 - \eta^2} \; W - \eta \frac{\ell}{\sqrt{r}} \, O
 
-    where O is the orthogonalised direction, r the smaller side of the matrix (so that ‖O‖ is about √r), η the rate and
-    ℓ the length that the weight had at first: a step turns it by about η, and its length stays.
+    where O is the orthogonalised direction, r the smaller side of the matrix, η the rate, and ℓ the length that the
+    weight had at first. ‖O‖ is about √r, and what comes before BatchNorm has no gradient along itself, so that a step
+    turns W by an angle of about η, and its length stays about what it was.
 
     Parameters
     ----------
     module
         Whose weights; those that are not trained are left out.
 
+    References
+    ----------
+    Directions: see `polynomials`. Lengths in balance: Kosson, Messmer, Jaggi, "Rotational Equilibrium: How Weight Decay
+    Balances Learning Across Neural Networks", ICML 2024.
+
     Examples
     --------
-    >>> layer = nn.Linear(3, 2)
+    >>> layer = nn.Linear(30, 20)
     >>> found, before = Matrices(layer), layer.weight.norm().item()
-    >>> found.turn([torch.randn(2, 3)], rate=0.02)
-    >>> abs(layer.weight.norm().item() - before) < 1e-5
+    >>> found.turn([torch.randn(20, 30)], rate=0.02)
+    >>> abs(layer.weight.norm().item() / before - 1) < 0.01
     True
     """
 
     def __init__(self, module: nn.Module) -> None:
         found = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
         # by the weight: layers may share one
-        layers = list({id(layer.weight): layer for layer in found if layer.weight.requires_grad}.values())
+        layers = list({id(layer.weight): layer for layer in found if _can_be_turned(layer.weight)}.values())
+        layers.sort(key=lambda layer: len(layer.weight))
         self.weights: list[Tensor] = [layer.weight for layer in layers]
-        self.lengths = torch.stack([_length(layer.weight) for layer in layers]) if layers else torch.zeros(0)
-        self._sides = [_smaller_side(layer) for layer in layers]
+        heights = [len(weight) for weight in self.weights]
+        self._of_one_height = [
+            slice(heights.index(h), heights.index(h) + heights.count(h)) for h in sorted(set(heights))
+        ]
+        device = self.weights[0].device if layers else None
+        self.lengths = torch.tensor([_length(layer.weight) for layer in layers], device=device)
+        self._roots = torch.tensor([math.sqrt(_smaller_side(layer)) for layer in layers], device=device)
 
     @torch.no_grad()
     def turn(self, directions: Sequence[Tensor], rate: float) -> None:
         """One step against these directions."""
-        if not self.weights:
-            return
-        moves = orthogonalised(directions)
-        steps = [rate / math.sqrt(side) for side in self._sides]
-        torch._foreach_mul_(moves, steps)
-        torch._foreach_mul_(moves, [*self.lengths.unbind()])
-        torch._foreach_sub_(self.weights, moves)
-        now = torch.stack(torch._foreach_norm(self.weights))
-        torch._foreach_mul_(self.weights, [*(self.lengths / now).unbind()])
+        for part in self._of_one_height:
+            weights = [as_matrix(weight, weight) for weight in self.weights[part]]
+            flat = [as_matrix(*pair) for pair in zip(directions[part], self.weights[part], strict=True)]
+            steps = rate * self.lengths[part] / self._roots[part]
+            for weight, step, direction in zip(weights, polynomials(flat) * steps[:, None, None], flat, strict=True):
+                weight.addmm_(step, direction, beta=math.sqrt(1 - rate**2), alpha=-1)
 
 
-def _length(weight: Tensor) -> Tensor:
+def _can_be_turned(weight: Tensor) -> bool:
+    """Whether it is trained, and lies so that its matrix is a view of it."""
+    return weight.requires_grad and as_matrix(weight, weight).data_ptr() == weight.data_ptr()
+
+
+def _length(weight: Tensor) -> float:
     """Its Frobenius norm; of a weight that is all zero, what PyTorch's own first values would have."""
-    length = weight.detach().float().norm()
-    return torch.where(length > 0, length, math.sqrt(len(weight) / 3))
+    return float(weight.detach().float().norm()) or math.sqrt(len(weight) / 3)
 
 
 def _smaller_side(layer: nn.Conv2d | nn.Linear) -> int:

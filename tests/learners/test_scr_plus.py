@@ -20,7 +20,7 @@ from scrlearn.learners.base import middle
 from scrlearn.learners.blends import blends
 from scrlearn.learners.objectives import distillation, preservation
 from scrlearn.mixing import cut_mix
-from scrlearn.models.orthogonal import orthogonalised
+from scrlearn.models.orthogonal import polynomials
 from scrlearn.randomness import generator
 
 PARTS = {
@@ -325,7 +325,7 @@ def test_matrices_of_the_encoder_are_turned_and_all_else_descends(momentum):
     learner = make("er", memory_size=110, review=True, orthogonal=0.05, **options)
     layers = [m for m in learner.network.encoder.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
     turned = [id(layer.weight) for layer in layers]
-    assert [id(weight) for weight in learner.matrices.weights] == turned
+    assert {id(weight) for weight in learner.matrices.weights} == {*turned}
     assert len(turned) >= 2
     lengths = {place: float(w.detach().norm()) for place, w in enumerate(learner.weights) if id(w) in turned}
     velocity, step, checked = {}, learner.descend, []
@@ -337,9 +337,9 @@ def test_matrices_of_the_encoder_are_turned_and_all_else_descends(momentum):
         for place, (w, g) in enumerate(zip(before, gradient, strict=True)):
             if place in lengths:
                 velocity[place] = momentum * velocity.get(place, 0.0) + scale * g
-                found = orthogonalised([scale * g + momentum * velocity[place]])[0]
-                moved = w - 0.05 * lengths[place] / math.sqrt(min(w.flatten(1).shape)) * found
-                expected = moved * lengths[place] / moved.norm()
+                ahead = (scale * g + momentum * velocity[place]).flatten(1)
+                move = 0.05 * lengths[place] / math.sqrt(min(ahead.shape)) * polynomials([ahead])[0] @ ahead
+                expected = math.sqrt(1 - 0.05**2) * w - move.view(w.shape)
             else:
                 decay = 0.03 if place < len(before) - 2 else 0.0  # the head's two do not decay
                 expected = w - 0.02 * (momentum * own[place] + scale * (g + decay * w))
