@@ -2,6 +2,8 @@
 
     python benchmarks/gpu_step.py [--seeds 1,4,10] [--methods er,mir] [--memory 2000] [--steps 200] [--json FILE]
 
+A method may have options: --methods "scr+ one step:orthogonal=0.02:calibrated=true".
+
 Steps are taken on random images, with a full memory; a step is all that is done for a batch of the stream. For SCR,
 "bytes" and "operations" are the least a step must move and compute: every activation of the encoder written and read
 once each way, and the multiplications of its convolutions; they are set against the copy bandwidth and the bfloat16
@@ -42,7 +44,9 @@ def made_up(images: int, size: int) -> Dataset:
 
 
 def learner(seed: int, memory: int, precision: str, method: str = "scr", size: int = 32) -> Learner:
-    method, options = VARIANTS.get(method, (method, {}))
+    name, *given = method.split(":")
+    method, options = VARIANTS.get(name, (name, {}))
+    options = {**options, **{option: json.loads(value) for option, value in (pair.split("=") for pair in given)}}
     shape = (3, size, size)
     return make_learner(
         method, image_shape=shape, memory_size=memory, device="cuda", precision=precision, seed=seed, **options
