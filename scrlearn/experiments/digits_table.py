@@ -24,7 +24,7 @@ from scrlearn.learners import METHODS, find_method
 
 MEMORY_SIZE = 200
 SEEDS = 5
-# from the lower bound to the upper one
+# from the lower bound to the upper one, all with the paper's encoder: scr+wide is scr+ with a larger one
 ROWS = ("fine-tune", "ewc++", "lwf", "a-gem", "er", "mir", "gss", "aser", "icarl", "scr", "scr+", "offline")
 # a head on the features that changes no other figure, so that SCR has one for both classifiers
 OPTIONS: dict[str, dict[str, Any]] = {"scr": {"probe": True}}
