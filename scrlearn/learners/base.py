@@ -385,7 +385,7 @@ class Learner:
 
     def _of_descent(self, tensors: list[Tensor]) -> list[Tensor]:
         """Of one tensor for each weight, those for the weights that gradient descent moves."""
-        return tensors if self.matrices is None else [tensors[place] for place in self._descended if tensors]
+        return [tensors[place] for place in self._descended] if tensors and self.matrices is not None else tensors
 
     def _turn(self, matrices: Matrices, gradient: list[Tensor], scale: float) -> None:
         """Move the weights that are matrices by their velocities, and a look ahead, made orthogonal."""
