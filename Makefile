@@ -3,8 +3,8 @@
 SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
-# a process for each core, up to four, and a thread in each: the tests are many and small
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses=4
+# a process for each core, up to four; conftest.py gives each one thread
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses=4
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-device test-browser test-ray lint format docs results-docs results-docs-check bench clean
@@ -28,7 +28,7 @@ test-browser: $(VENV)/.browser ## the tests of the service's page, in Chromium; 
 	$(BIN)/python -m pytest -m browser tests/service
 
 test-ray: $(VENV)/.ray ## the tests on a Ray cluster that they start here
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/experiments/test_ray_executor.py tests/service/test_service_ray.py
+	$(BIN)/python -m pytest -m "slow or not slow" tests/experiments/test_ray_executor.py tests/service/test_service_ray.py
 
 lint: $(VENV)/.dev ## ruff and mypy
 	$(BIN)/ruff check

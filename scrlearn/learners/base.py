@@ -182,7 +182,7 @@ class Learner:
         self._in_head = 0 if self.network.head is None else len(list(self.network.head.parameters()))  # the last ones
         self.velocity = [torch.zeros_like(w) for w in self.weights] if momentum else []
         self.orthogonal, self.matrices = orthogonal, Matrices(self.network.encoder) if orthogonal else None
-        self._descended = self._find_descended()
+        self._divide_weights()
         self.average = copy.deepcopy(self.network).requires_grad_(False).eval() if averaging else None
         self.met = torch.zeros(max(16, classes_ahead), dtype=torch.bool, device=self.device)
         self.updates = torch.zeros((), device=self.device)
@@ -329,7 +329,7 @@ class Learner:
 
     def _after_growth(self) -> None:
         self.weights = [p for p in self.network.parameters() if p.requires_grad]
-        self._descended = self._find_descended()
+        self._divide_weights()
         if self.velocity:
             self.velocity = [_fitted(v, w) for v, w in zip(self.velocity, self.weights, strict=True)]
         if self.average is not None and self.average.head is not None and self.network.head is not None:
@@ -378,10 +378,11 @@ class Learner:
             if self.average is not None:
                 self._average(self.average)
 
-    def _find_descended(self) -> list[int]:
-        """The places of the weights that gradient descent moves: all but those that are turned."""
-        turned = {id(weight) for weight in self.matrices.weights} if self.matrices is not None else set()
-        return [place for place, weight in enumerate(self.weights) if id(weight) not in turned]
+    def _divide_weights(self) -> None:
+        """Find the places of the weights that are turned, and of all others, which gradient descent moves."""
+        places = {id(weight): place for place, weight in enumerate(self.weights)}
+        self._turned = [places.pop(id(weight)) for weight in self.matrices.weights] if self.matrices is not None else []
+        self._descended = [*places.values()]
 
     def _of_descent(self, tensors: list[Tensor]) -> list[Tensor]:
         """Of one tensor for each weight, those for the weights that gradient descent moves."""
@@ -389,11 +390,9 @@ class Learner:
 
     def _turn(self, matrices: Matrices, gradient: list[Tensor], scale: float) -> None:
         """Move the weights that are matrices by their velocities, and a look ahead, made orthogonal."""
-        places = {id(weight): place for place, weight in enumerate(self.weights)}
-        turned = [places[id(weight)] for weight in matrices.weights]
-        directions = [gradient[place] for place in turned]
-        if self.momentum and turned:
-            velocity = [self.velocity[place] for place in turned]
+        directions = [gradient[place] for place in self._turned]
+        if self.momentum and directions:
+            velocity = [self.velocity[place] for place in self._turned]
             torch._foreach_mul_(velocity, self.momentum)
             torch._foreach_add_(velocity, directions, alpha=scale)
             ahead = torch._foreach_mul(velocity, self.momentum)
@@ -478,7 +477,7 @@ class Learner:
         return self.run(self.look, x)
 
     def look(self, x: Tensor) -> Tensor:
-        """What the encoder sees in images that are asked about, in parts of them too if asked for. Graph-safe."""
+        """What the encoder sees in images that are asked about, in their middle too if asked for. Graph-safe."""
         features = self.look_whole(x)
         if self.crops:
             features = (features + self.look_whole(middle(to_float(x), *self.image_shape[1:]))) / 2
