@@ -390,15 +390,8 @@ class Learner:
 
     def _turn(self, matrices: Matrices, gradient: list[Tensor], scale: float) -> None:
         """Move the weights that are matrices by their velocities, and a look ahead, made orthogonal."""
-        directions = [gradient[place] for place in self._turned]
-        if self.momentum and directions:
-            velocity = [self.velocity[place] for place in self._turned]
-            torch._foreach_mul_(velocity, self.momentum)
-            torch._foreach_add_(velocity, directions, alpha=scale)
-            ahead = torch._foreach_mul(velocity, self.momentum)
-            torch._foreach_add_(ahead, directions, alpha=scale)
-            directions = [*ahead]
-        matrices.turn(directions, self.orthogonal)
+        velocities = [self.velocity[place] for place in self._turned] if self.momentum else []
+        matrices.turn([gradient[place] for place in self._turned], self.orthogonal, velocities, self.momentum, scale)
 
     @torch.no_grad()
     def _descend_at_once(self, gradient: list[Tensor], scale: float) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from scrlearn.models import cuda_turn
+
 ROUNDS = 5
 POLYNOMIAL = 3.4445, -4.775, 2.0315  # of Jordan et al.: five rounds bring singular values from 0.003 to 1 near 1
 
@@ -98,17 +100,54 @@ class Matrices:
         ]
         device = self.weights[0].device if layers else None
         self.lengths = torch.tensor([_length(layer.weight) for layer in layers], device=device)
-        self._roots = torch.tensor([math.sqrt(_smaller_side(layer)) for layer in layers], device=device)
+        self._roots = [math.sqrt(_smaller_side(layer)) for layer in layers]
 
     @torch.no_grad()
-    def turn(self, directions: Sequence[Tensor], rate: float) -> None:
-        """One step against these directions."""
+    def turn(
+        self,
+        gradients: Sequence[Tensor],
+        rate: float,
+        velocities: Sequence[Tensor] = (),
+        momentum: float = 0.0,
+        scale: float = 1.0,
+    ) -> None:
+        """One step against these gradients; with velocities, which move too, against where they will be one step ahead.
+
+        `scale` shortens the gradients that velocities take in.
+        """
+        if not self.weights:
+            return
+        own, past = (scale * (1 + momentum), momentum**2) if velocities else (1.0, 0.0)
+        rule = cuda_turn.Rule(own, past, math.sqrt(1 - rate**2), POLYNOMIAL, ROUNDS)
+        weights, slopes, older = (self._matrices(each) for each in (self.weights, gradients, velocities))
+        steps = [rate / root for root in self._roots]
+        if cuda_turn.suits(weights):
+            cuda_turn.turn(weights, slopes, older or None, steps, self.lengths, rule)
+        else:
+            self._turn(weights, slopes, older, self.lengths * self.lengths.new_tensor(steps), rule)
+        if velocities:
+            torch._foreach_mul_(list(velocities), momentum)
+            torch._foreach_add_(list(velocities), list(gradients), alpha=scale)
+
+    def _matrices(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [as_matrix(*pair) for pair in zip(tensors, self.weights, strict=True)] if tensors else []
+
+    def _turn(
+        self,
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        velocities: list[Tensor],
+        steps: Tensor,
+        rule: cuda_turn.Rule,
+    ) -> None:
+        directions = gradients
+        if velocities:
+            directions = [*torch._foreach_mul(velocities, rule.past)]
+            torch._foreach_add_(directions, gradients, alpha=rule.own)
         for part in self._of_one_height:
-            weights = [as_matrix(weight, weight) for weight in self.weights[part]]
-            flat = [as_matrix(*pair) for pair in zip(directions[part], self.weights[part], strict=True)]
-            steps = rate * self.lengths[part] / self._roots[part]
-            for weight, step, direction in zip(weights, polynomials(flat) * steps[:, None, None], flat, strict=True):
-                weight.addmm_(step, direction, beta=math.sqrt(1 - rate**2), alpha=-1)
+            lefts = polynomials(directions[part]) * steps[part, None, None]
+            for weight, left, direction in zip(weights[part], lefts, directions[part], strict=True):
+                weight.addmm_(left, direction, beta=rule.keep, alpha=-1)
 
 
 def _can_be_turned(weight: Tensor) -> bool:

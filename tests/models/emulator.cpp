@@ -164,6 +164,9 @@ static float4 __ldcg(const float4* from) {
 namespace descent {
 #include DESCENT
 }
+namespace turning {
+#include TURN
+}
 
 template <class Function>
 static void launch(int blocks, int threads, int bytes, Function function) {
@@ -268,5 +271,23 @@ extern "C" int run_backward_sums(int channels, int shortcut, int relu, int twice
 extern "C" int run_descend(int blocks, int threads, int bytes, descent::Tensors tensors, const float* updates, float rate, float momentum,
                            float scale, float averaging) {
     launch(blocks, threads, bytes, [&] { descent::descend(tensors, updates, rate, momentum, scale, averaging); });
+    return 0;
+}
+
+extern "C" int run_squares(int blocks, int threads, int bytes, turning::Turned matrices, float own, float past, float* square) {
+    launch(blocks, threads, bytes, [&] { turning::squares(matrices, own, past, square); });
+    return 0;
+}
+
+extern "C" int run_iterate(int step, int blocks, int threads, int bytes, turning::Turned matrices, float* square, float* rest, float* once,
+                           const float* one, float* after, turning::Polynomial polynomial, int tiles, int is_first) {
+    auto* chosen = step == 0 ? turning::iterate<0> : step == 1 ? turning::iterate<1> : turning::iterate<2>;
+    launch(blocks, threads, bytes, [&] { chosen(matrices, square, rest, once, one, after, polynomial, tiles, is_first); });
+    return 0;
+}
+
+extern "C" int run_turn(int blocks, int threads, int bytes, turning::Turned matrices, float own, float past, const float* one,
+                        const float* lengths, float keep) {
+    launch(blocks, threads, bytes, [&] { turning::turn(matrices, own, past, one, lengths, keep); });
     return 0;
 }

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from scrlearn.learners import make_learner
-from scrlearn.models import cuda_conv, cuda_descent, cuda_norm, nvrtc
+from scrlearn.models import cuda_conv, cuda_descent, cuda_norm, cuda_turn, nvrtc
+from scrlearn.models.orthogonal import Matrices
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
@@ -43,7 +44,7 @@ LAYERS = [
 def emulator(tmp_path_factory):
     library = tmp_path_factory.mktemp("emulator") / "emulator.so"
     sources = [f'-DCONVOLUTION="{cuda_conv.SOURCE}"', f'-DBATCH_NORM="{cuda_norm.SOURCE}"']
-    sources += [f'-DDESCENT="{cuda_descent.SOURCE}"', str(HERE / "emulator.cpp")]
+    sources += [f'-DDESCENT="{cuda_descent.SOURCE}"', f'-DTURN="{cuda_turn.SOURCE}"', str(HERE / "emulator.cpp")]
     command = [COMPILER, "-std=c++20", "-O1", "-pthread", "-shared", "-fPIC", *sources, "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "barrier" in done.stderr and "No such file" in done.stderr:
@@ -139,10 +140,10 @@ def on_the_cpu(monkeypatch):
     generator = torch.Generator
     monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator())
     monkeypatch.setattr(torch, "device", lambda *names: "cpu")
-    for cached in (cuda_conv.trusted, cuda_norm.trusted, cuda_descent.trusted):
+    for cached in (cuda_conv.trusted, cuda_norm.trusted, cuda_descent.trusted, cuda_turn.trusted):
         cached.cache_clear()
     yield
-    for cached in (cuda_conv.trusted, cuda_norm.trusted, cuda_descent.trusted):
+    for cached in (cuda_conv.trusted, cuda_norm.trusted, cuda_descent.trusted, cuda_turn.trusted):
         cached.cache_clear()
 
 
@@ -152,6 +153,7 @@ class TestTrial:
         assert cuda_conv.trusted(24, 40, 0)
         assert cuda_norm.trusted(24, 0)
         assert cuda_descent.trusted(0)
+        assert cuda_turn.trusted(0)
 
     def test_kernels_that_are_wrong_are_not_used(self, monkeypatch):
         own, own_settle, own_descend = cuda_conv.convolve, cuda_norm.settle, cuda_descent.descend
@@ -166,8 +168,16 @@ class TestTrial:
         monkeypatch.setattr(
             cuda_descent, "descend", lambda moved, updates, *rule: own_descend(moved, updates + 1, *rule)
         )
+        own_turn = cuda_turn.turn
+
+        def one_round_less(*given):
+            own_turn(*given[:-1], given[-1]._replace(rounds=4))
+
+        monkeypatch.setattr(cuda_turn, "turn", one_round_less)
         with pytest.warns(UserWarning, match=r"descent.cu are not used.* off by"):
             assert not cuda_descent.trusted(0)
+        with pytest.warns(UserWarning, match=r"turn.cu are not used.* off by"):
+            assert not cuda_turn.trusted(0)
         with pytest.warns(UserWarning, match=r"convolution.cu are not used.* off by"):
             assert not cuda_conv.trusted(24, 40, 0)
         with pytest.warns(UserWarning, match=r"batch_norm.cu are not used.* off by 1%"):
@@ -435,3 +445,78 @@ def test_what_the_kernel_cannot_take_is_known():
     assert cuda_descent._same_order(
         torch.zeros(5, 3, 1, 1), torch.zeros(5, 3, 1, 1).contiguous(memory_format=torch.channels_last)
     )
+
+
+# ---------------------------------------------------------------- turn
+
+
+def layers_of_many_shapes(layout=torch.contiguous_format):
+    torch.manual_seed(0)
+    shapes = [(3, 8, 3), (8, 40, 3), (40, 40, 1), (5, 33, 2)]
+    convolutions = [torch.nn.Conv2d(*shape).to(memory_format=layout) for shape in shapes]
+    return torch.nn.ModuleList([*convolutions, torch.nn.Linear(9, 70), torch.nn.Linear(30, 1)])
+
+
+def drawn_like(weight, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.empty_like(weight.detach()).copy_(torch.randn(weight.shape, generator=generator))
+
+
+def turned(monkeypatch, by_kernels, layers, *given):
+    monkeypatch.setattr(cuda_turn, "suits", lambda weights: by_kernels)
+    Matrices(layers).turn(*given)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("momentum", [None, 0.9])
+@pytest.mark.parametrize("most", [2, 64])
+def test_kernels_turn_as_torch_does(layout, momentum, most, monkeypatch):
+    monkeypatch.setattr(cuda_turn, "MOST", most)  # several launches
+    sides = []
+    for by_kernels in (False, True):
+        layers = layers_of_many_shapes(layout)
+        weights = Matrices(layers).weights
+        gradients, velocities = ([drawn_like(w, seed + i) for i, w in enumerate(weights)] for seed in (0, 100))
+        if momentum is None:
+            turned(monkeypatch, by_kernels, layers, [g.contiguous() for g in gradients], 0.05)
+        else:
+            turned(monkeypatch, by_kernels, layers, gradients, 0.05, velocities, momentum, 0.5)
+            sides.append(velocities)
+        sides.append([w.detach() for w in weights])
+    half = len(sides) // 2
+    untouched = Matrices(layers_of_many_shapes(layout)).weights
+    for plain, by_kernels in zip(sides[:half], sides[half:], strict=True):
+        for a, b in zip(plain, by_kernels, strict=True):
+            torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+    for before, after in zip(untouched, sides[-1], strict=True):
+        assert float((before.detach() - after).norm()) > 0.03 * float(before.detach().norm())
+
+
+def test_without_a_gradient_kernels_only_shorten(monkeypatch):
+    layers = layers_of_many_shapes()
+    found = Matrices(layers)
+    before = [w.detach().clone() for w in found.weights]
+    turned(monkeypatch, True, layers, [torch.zeros_like(w) for w in found.weights], 0.6)
+    for weight, old in zip(found.weights, before, strict=True):
+        torch.testing.assert_close(weight.detach(), 0.8 * old)
+
+
+def test_a_learner_turns_the_same_by_kernels(monkeypatch):
+    learners = []
+    encoder = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Flatten())
+    for by_kernels in (False, True):
+        monkeypatch.setattr(cuda_turn, "suits", lambda weights, told=by_kernels: told)
+        monkeypatch.setattr(cuda_descent, "suits", lambda weights, told=by_kernels: told)
+        options = {"encoder": encoder, "memory_size": 100, "memory_batch": 10, "review": True, "orthogonal": 0.02}
+        learner = make_learner("scr+", image_shape=(1, 6, 6), device="cpu", precision="fp32", **options)
+        random = torch.Generator().manual_seed(0)
+        for _ in range(11):
+            x = torch.randint(0, 256, (10, 1, 6, 6), dtype=torch.uint8, generator=random)
+            learner.learn(x, torch.arange(10))
+        learner.end_task()
+        learners.append(learner)
+    one, other = (learner.state_dict() for learner in learners)
+    assert one["updates"] == other["updates"] > 11
+    for part in ("network", "average", "velocity"):
+        for name, value in one[part].items():
+            torch.testing.assert_close(other[part][name], value, atol=1e-3, rtol=1e-2)
