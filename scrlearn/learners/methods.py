@@ -63,17 +63,18 @@ SCR_PLUS: Mapping[str, Any] = {
     "update": "balanced",
     "memory_size": 2000,
     "memory_batch": 100,
-    "classifier": "ncm",
+    "classifier": "combined",
+    "calibrated": True,
     "averaging": 0.998,
     "mirror": True,
     "crops": True,
     "centred": True,
-    "mix_after": 300.0,
+    "mix_after": 100.0,
     "cross_entropy_weight": 2.0,
     "momentum": 0.9,
     "learning_rate": 0.01,
     "weight_decay": 0.001,
-    "updates_per_batch": 2,
+    "orthogonal": 0.04,
 }
 
 METHODS: dict[str, Method] = {
@@ -99,8 +100,8 @@ METHODS: dict[str, Method] = {
             "Supervised Contrastive Replay with averaged weights and more",
             "this project",
             2026,
-            "SCR with a cross-entropy term, mixed views, momentum, two steps a batch and a balanced memory; averaged "
-            "weights answer, from each image, its middle and their mirror images, by centred class means",
+            "SCR with a cross-entropy term, mixed views, orthogonalised velocities and a balanced memory; averaged weights "
+            "answer, from each image, its middle and their mirror images, by softmax and class means, calibrated",
             SCR_PLUS,
         ),
         Method(

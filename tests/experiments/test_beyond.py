@@ -12,8 +12,8 @@ from scrlearn.learners import METHODS
 
 
 def options_of(config):
-    """Every option of the run with its value."""
-    return config.all_options(10)
+    """Every option of the run with its value, but for the head that comes with the classifier that is asked."""
+    return {name: value for name, value in config.all_options(10).items() if name != "probe"}
 
 
 def test_the_parts_are_what_the_preset_adds():
@@ -28,11 +28,13 @@ def test_the_parts_are_what_the_preset_adds():
         "momentum",
         "weight_decay",
         "mix_after",
-        "updates_per_batch",
+        "orthogonal",
+        "calibrated",
     }
     assert set(parts["momentum"]) == {"momentum", "learning_rate"}  # chosen together
+    assert set(parts["cross_entropy_weight"]) == {"cross_entropy_weight", "classifier"}  # one trains what the other asks
     together = {name: value for options in parts.values() for name, value in options.items()}
-    built = options_of(RunConfig(method="scr", options=together))
+    built = options_of(RunConfig(method="scr", classifier=together.pop("classifier"), options=together))
     assert built == options_of(RunConfig(method="scr+"))
     with pytest.raises(InputError, match='"er" is not built from another method'):
         parts_of("er")
@@ -67,10 +69,7 @@ def test_the_table_has_all_nine_cells():
     runs = runs_for("beyond")
     cells = Counter((config.dataset, config.memory_size) for config in runs)
     assert set(cells) == set(protocol.COLUMNS)
-    assert set(cells.values()) == {3 * 10}
-    one_step = [config for config in runs if config.options.get("updates_per_batch") == 1]
-    assert len(one_step) == 90
-    assert all(config.method == "scr+" for config in one_step)
+    assert set(cells.values()) == {2 * 10}
 
 
 def test_the_baseline_is_the_run_of_the_reproduction():
@@ -80,9 +79,9 @@ def test_the_baseline_is_the_run_of_the_reproduction():
 
 
 def test_runs_are_narrowed_down():
-    assert len(runs_for("beyond-ablations")) == 2 * 22 * 5
+    assert len(runs_for("beyond-ablations")) == 2 * 24 * 5
     runs = runs_for("beyond", ["cifar100"], ["scr+"], [2000, 5000], [7, 8], order="shuffled", limit=20)
-    assert len(runs) == 2 * 2 * 2
+    assert len(runs) == 2 * 2
     assert {config.seed for config in runs} == {7, 8}
     assert all(config.order == "shuffled" and config.limit == 20 for config in runs)
     assert all("review" in config.options for config in runs_for("beyond", review=True, seeds=1))

@@ -34,13 +34,16 @@ PARTS = {
     "update": "balanced",
     "momentum": 0.9,
     "learning_rate": 0.05,
-    "updates_per_batch": 2,
+    "orthogonal": 0.02,
+    "calibrated": True,
+    "classifier": "combined",
 }
 REPLAYING = ("er", "mir", "a-gem", "gss", "aser", "fine-tune")
 
 
 def plus(**options):
-    return make("scr+", **{"memory_size": 30, "memory_batch": 20, "averaging": 0.9, "crops": False} | options)
+    usual = {"memory_size": 30, "memory_batch": 20, "averaging": 0.9, "crops": False, "calibrated": False}
+    return make("scr+", **usual | options)
 
 
 def many_classes(batches=8):

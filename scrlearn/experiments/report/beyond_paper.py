@@ -22,8 +22,8 @@ from scrlearn.experiments.report.runs import (
 from scrlearn.experiments.report.table import DATASET_ORDER
 
 ORDERS: tuple[Order, ...] = ("natural", "shuffled")
-SHOWN = ("scr", "scr+ one step", "scr+", "scr+ wide")
-TITLES = {"scr": "SCR", "scr+ one step": "`scr+`, one step", "scr+": "`scr+`", "scr+ wide": "`scr+wide`"}
+SHOWN = ("scr", "scr+", "scr+ wide")
+TITLES = {"scr": "SCR", "scr+": "`scr+`", "scr+ wide": "`scr+wide`"}
 
 
 def sections(runs: Runs) -> list[Section]:
@@ -31,7 +31,7 @@ def sections(runs: Runs) -> list[Section]:
     blocks: list[Block] = [
         Text(
             "`scr+` is SCR with averaged weights and more: the same encoder, memory and memory batch, in one pass. "
-            "**One step** makes one gradient step for a batch, as SCR does; `scr+wide` has the full ResNet18. All with "
+            "One gradient step for a batch, as in SCR; `scr+wide` has the full ResNet18. All with "
             "their own classifier, without review. Below each figure: the gain over SCR in points (the mean over seeds "
             "of the difference between the runs of one seed), and the machine's time for a run, SCR's being 1."
         )
