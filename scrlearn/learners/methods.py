@@ -100,8 +100,8 @@ METHODS: dict[str, Method] = {
             "Supervised Contrastive Replay with averaged weights and more",
             "this project",
             2026,
-            "SCR with a cross-entropy term, mixed views, orthogonalised velocities and a balanced memory; averaged weights "
-            "answer, from each image, its middle and their mirror images, by softmax and class means, calibrated",
+            "SCR with a cross-entropy term, mixed views, orthogonalised velocities and a balanced memory; averaged "
+            "weights answer, from each image, its middle and their mirror images, by softmax and class means",
             SCR_PLUS,
         ),
         Method(

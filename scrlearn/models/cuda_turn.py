@@ -14,7 +14,7 @@ from torch import Tensor
 from scrlearn.models import nvrtc
 
 SOURCE = Path(__file__).with_name("turn.cu")
-MOST, SIDE, THREADS = 64, 32, 256  # as in the source
+MOST, SIDE, THREADS, CLUSTER = 64, 32, 256, 8  # as in the source
 Pointers = ctypes.c_void_p * MOST
 Integers = ctypes.c_int * MOST
 
@@ -61,6 +61,7 @@ def suits(weights: Sequence[Tensor]) -> bool:
         bool(weights)
         and torch.version.cuda is not None
         and all(w.is_cuda and w.dtype == torch.float32 and w.numel() for w in weights)
+        and torch.cuda.get_device_capability(weights[0].device) >= (9, 0)  # where blocks can wait for each other
         and trusted(weights[0].get_device())
     )
 
@@ -113,16 +114,10 @@ def _launch(device: int, name: str, blocks: int, *arguments: nvrtc.Argument) -> 
 def _iterated(launch: Callable[..., None], table: Turned, room: Tensor, blocks: int, rule: Rule) -> Tensor:
     """What directions are multiplied by from the left, for all matrices, one square behind the other."""
     square, rest, once, one, after = room.unbind()
-    polynomial = Polynomial(*rule.polynomial)
     launch("squares", blocks, table, rule.own, rule.past, square)
-    for left in reversed(range(rule.rounds)):
-        more = (table, square, rest, once, one, after, polynomial, blocks, int(left == rule.rounds - 1))
-        launch("iterate<0>", blocks, *more)
-        launch("iterate<1>", 2 * blocks if left else blocks, *more)
-        if left:
-            launch("iterate<2>", blocks, *more)
-        one, after = after, one
-    return one
+    given = (square, rest, once, one, after, Polynomial(*rule.polynomial), rule.rounds)
+    launch("iterate", CLUSTER * table.count, table, *given)
+    return after if rule.rounds % 2 else one
 
 
 @functools.cache

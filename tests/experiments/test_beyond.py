@@ -32,7 +32,10 @@ def test_the_parts_are_what_the_preset_adds():
         "calibrated",
     }
     assert set(parts["momentum"]) == {"momentum", "learning_rate"}  # chosen together
-    assert set(parts["cross_entropy_weight"]) == {"cross_entropy_weight", "classifier"}  # one trains what the other asks
+    assert set(parts["cross_entropy_weight"]) == {
+        "cross_entropy_weight",
+        "classifier",
+    }  # one trains what the other asks
     together = {name: value for options in parts.values() for name, value in options.items()}
     built = options_of(RunConfig(method="scr", classifier=together.pop("classifier"), options=together))
     assert built == options_of(RunConfig(method="scr+"))

@@ -152,6 +152,7 @@ static u32 __umulhi(u32 a, u32 b) { return static_cast<u32>(static_cast<std::uin
 static int min(int a, int b) { return std::min(a, b); }
 static void __threadfence() {}
 static int atomicAdd(int* where, int value) { return std::exchange(*where, *where + value); }
+static float __ldcg(const float* from) { return *from; }
 static float4 __ldcg(const float4* from) {
     if (reinterpret_cast<std::uintptr_t>(from) % 16) std::abort();
     return *from;
@@ -279,10 +280,9 @@ extern "C" int run_squares(int blocks, int threads, int bytes, turning::Turned m
     return 0;
 }
 
-extern "C" int run_iterate(int step, int blocks, int threads, int bytes, turning::Turned matrices, float* square, float* rest, float* once,
-                           const float* one, float* after, turning::Polynomial polynomial, int tiles, int is_first) {
-    auto* chosen = step == 0 ? turning::iterate<0> : step == 1 ? turning::iterate<1> : turning::iterate<2>;
-    launch(blocks, threads, bytes, [&] { chosen(matrices, square, rest, once, one, after, polynomial, tiles, is_first); });
+extern "C" int run_iterate(int blocks, int threads, int bytes, turning::Turned matrices, float* square, float* rest, float* once, float* one,
+                           float* after, turning::Polynomial polynomial, int rounds) {
+    launch(blocks, threads, bytes, [&] { turning::iterate(matrices, square, rest, once, one, after, polynomial, rounds); });
     return 0;
 }
 

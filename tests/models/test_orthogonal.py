@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from scrlearn.models import ReducedResNet18
+from scrlearn.models import ReducedResNet18, cuda_turn
 from scrlearn.models.orthogonal import POLYNOMIAL, ROUNDS, Matrices, as_matrix, polynomials
 
 
@@ -144,3 +144,26 @@ def test_a_weight_of_zeros_can_leave_them():
     assert float(found.lengths[0]) == pytest.approx(2.0)  # that of the usual first values
     found.turn([drawn(12, 6)], 0.02)
     assert float(layer.weight.detach().norm()) == pytest.approx(0.04, rel=0.2)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("width", [20, 64])
+def test_kernels_turn_as_torch_does_and_always_alike(width, monkeypatch):
+    """Blocks that did not wait for each other would give other bits now and then."""
+    moved = []
+    for by_kernels in [False] + [True] * 20:
+        torch.manual_seed(0)
+        encoder = ReducedResNet18(3, width)
+        encoder.pad_channels(8)
+        found = Matrices(encoder.cuda().to(memory_format=torch.channels_last))
+        gradients, velocities = ([torch.randn_like(w) for w in found.weights] for _ in range(2))
+        if not by_kernels:
+            monkeypatch.setattr(cuda_turn, "suits", lambda weights: False)
+        else:
+            monkeypatch.undo()
+            assert cuda_turn.suits(found.weights)
+        found.turn(gradients, 0.05, velocities, 0.9)
+        moved.append([w.detach().clone() for w in found.weights])
+    for plain, first, *others in zip(*moved, strict=True):
+        torch.testing.assert_close(first, plain, atol=1e-5, rtol=1e-4)
+        assert all(torch.equal(first, other) for other in others)
