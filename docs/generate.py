@@ -182,18 +182,82 @@ def search(arguments: str) -> str:
     return f"{len(found['trials'])} trials; the best by `{classifiers[0]}`:\n\n{table(headings, rows)}"
 
 
+def searched(name: str) -> Any:
+    """What a search wrote down."""
+    return json.loads((RESULTS / "tuning" / f"{name}.json").read_text(encoding="utf-8"))
+
+
 def effects(arguments: str) -> str:
     """What each value of a search's options is worth, as `scr tune --json` wrote it down: a column a search."""
-    searches = [
-        json.loads((RESULTS / "tuning" / f"{name}.json").read_text(encoding="utf-8")) for name in arguments.split()
-    ]
-    sizes = [" and ".join(f"{size:,}" for size in found["memory_sizes"]) for found in searches]
+    searches = [searched(name) for name in arguments.split()]
+    sizes = [_sizes(found) for found in searches]
     rows = []
     for name in searches[0]["effects"]:
         worth = [{str(value): mean for value, mean in found["effects"][name]} for found in searches]
         for value, _ in searches[0]["effects"][name]:
             rows.append((f"`{name}`", f"`{value}`", *(f"{100 * means[str(value)]:.1f}" for means in worth)))
     return table(("option", "value", *(f"M = {size}, %" for size in sizes)), rows)
+
+
+def means(arguments: str) -> str:
+    """The mean of all trials that had the same values of some options, for all classifiers that know all classes.
+
+    The argument: searches, then options, with a bar between them.
+    """
+    names, options = (part.split() for part in arguments.split("|"))
+    classifiers = ("ncm", "softmax", "combined")
+    rows: dict[tuple[str, ...], list[str]] = {}
+    searches = [searched(name) for name in names]
+    for found in searches:
+        groups: dict[tuple[str, ...], list[Any]] = {}
+        for trial in found["trials"]:
+            groups.setdefault(tuple(f"`{trial['values'][option]}`" for option in options), []).append(trial)
+        for values, trials in sorted(groups.items()):
+            for classifier in classifiers:
+                of_all = [statistics.mean(trial["by_classifier"][classifier]) for trial in trials]
+                rows.setdefault(values, []).append(f"{100 * statistics.mean(of_all):.1f}")
+    sizes = [f"M = {_sizes(found)}: {classifier}, %" for found in searches for classifier in classifiers]
+    return table((*(f"`{option}`" for option in options), *sizes), ((*values, *row) for values, row in rows.items()))
+
+
+def _sizes(found: Any) -> str:
+    return " and ".join(f"{size:,}" for size in found["memory_sizes"])
+
+
+# ---------------------------------------------------------------- runs
+
+
+def published() -> Any:
+    """The runs in results/runs."""
+    from scrlearn.experiments.report.files import read_runs
+    from scrlearn.experiments.report.runs import Runs
+
+    return Runs(read_runs([RESULTS / "runs"]))
+
+
+def beyond(order: str) -> str:
+    """`scr+` beside SCR in the cells that were measured, as the report has it."""
+    from scrlearn.experiments.report.beyond_paper import comparison
+    from scrlearn.experiments.report.markdown import blocks
+
+    return blocks(comparison(published(), order), "images/results")  # type: ignore[arg-type]
+
+
+def answers(order: str) -> str:
+    """What all classifiers of `scr+` say in the cells that were measured."""
+    from scrlearn.experiments.beyond import variant
+    from scrlearn.experiments.protocol import DATASETS
+    from scrlearn.experiments.report.runs import figure_text, place_text
+
+    runs, rows = published(), []
+    classifiers = ("ncm", "softmax", "combined", "lda")
+    for dataset, split in DATASETS.items():
+        for size in split.memory:
+            config = variant("scr+", dataset, size, order=order)
+            if runs.values(config):
+                figures = [figure_text(runs.accuracy(config, classifier)) for classifier in classifiers]
+                rows.append((place_text(dataset, size), *figures))
+    return table(("`scr+`", *classifiers), rows)
 
 
 # ---------------------------------------------------------------- speed
@@ -232,6 +296,26 @@ def speed(name: str) -> str:
         f"{found['memory']:,}; loading, training and ten evaluations) takes **{alone:.1f} s**, and **{ten:.1f} s** for "
         "each of ten seeds side by side.\n"
     )
+
+
+def gpu_steps(name: str) -> str:
+    """Steps on a GPU, as `benchmarks/gpu_step.py --json` wrote them down."""
+    found = measured(name)
+    card, least = found["card"], found["least_work"]
+    rows = []
+    for what, seconds in found["seconds_per_step"].items():
+        of_card: tuple[str, ...] = ("", "")
+        if what.startswith("scr,"):
+            of_card = tuple(
+                f"{least[kind] / seconds / card[f'{kind}_per_second']:.0%}" for kind in ("bytes", "operations")
+            )
+        rows.append((what, f"{1000 * seconds:.2f}", *of_card))
+    about = (
+        f"{found['device']}, torch {found['torch']}: it copies {card['bytes_per_second'] / 1e12:.2f} TB/s and computes "
+        f"{card['operations_per_second'] / 1e12:.0f} TFLOP/s in bfloat16. Most memory at any time: "
+        f"{found['peak_memory'] / 2**30:.1f} GiB."
+    )
+    return f"{about}\n\n{table(('a step of', 'ms', 'of the bandwidth', 'of the arithmetic'), rows)}"
 
 
 def engines(_: str) -> str:
@@ -347,7 +431,11 @@ TABLES: dict[str, Callable[[str], str]] = {
     "datasets": datasets,
     "search": search,
     "effects": effects,
+    "means": means,
+    "beyond": beyond,
+    "answers": answers,
     "gpu-runs": gpu_runs,
+    "gpu-steps": gpu_steps,
     "speed": speed,
     "engines": engines,
     "steps": steps,

@@ -37,7 +37,7 @@ def sections(runs: Runs) -> list[Section]:
         )
     ]
     for order in ORDERS:
-        blocks += _comparison(runs, order)
+        blocks += comparison(runs, order)
     return [Section("Beyond the paper", blocks), Section("The parts of scr+", _parts(runs), level=3)]
 
 
@@ -60,7 +60,8 @@ def _time(runs: Runs, slower: RunConfig, base: RunConfig) -> str:
     return f"{means[0][both[0]] / means[1][both[0]]:.2f}" if both and means[1][both[0]] else ""
 
 
-def _comparison(runs: Runs, order: Order) -> list[Block]:
+def comparison(runs: Runs, order: Order) -> list[Block]:
+    """A table of the cells that were measured, and bars for each data set."""
     cells = [(dataset, size) for dataset in DATASET_ORDER for size in DATASETS[dataset].memory]
     there = {name: [cell for cell in cells if runs.values(variant(name, *cell, order=order))] for name in SHOWN}
     shown = [name for name in SHOWN if there[name]]
