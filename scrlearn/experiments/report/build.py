@@ -115,7 +115,8 @@ def headline(entries: Sequence[Entry]) -> list[Block]:
     blocks: list[Block] = [
         Text(
             "Average accuracy at the end of the stream, in percent: mean ± 95% interval, in brackets the number of "
-            "seeds. ● inside, ▲ above, ▼ below: where it lies against the paper's interval widened by ours."
+            "seeds. ● inside, ▲ above, ▼ below: where it lies against the paper's interval widened by ours. SCR is the "
+            "paper's method; [`scr+`](docs/beyond.md) has the same encoder, the same memory and one pass too."
         ),
         Table(head, rows),
     ]
