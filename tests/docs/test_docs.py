@@ -122,7 +122,19 @@ def test_make_targets_exist() -> None:
 # ---------------------------------------------------------------- methods
 
 
-MEASURED = ("search", "effects", "means", "beyond", "answers", "engines", "gpu-steps", "gpu-runs", "speed", "steps", "against-plain")
+MEASURED = (
+    "search",
+    "effects",
+    "means",
+    "beyond",
+    "answers",
+    "engines",
+    "gpu-steps",
+    "gpu-runs",
+    "speed",
+    "steps",
+    "against-plain",
+)
 
 
 def facts(text: str) -> dict[str, list[tuple[str, ...]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import math
 import re
@@ -31,7 +32,7 @@ from scrlearn.experiments.report.document import Block, Cell, Document, Missing,
 from scrlearn.experiments.report.figures import BUILDERS
 from scrlearn.experiments.report.markdown import markdown
 from scrlearn.experiments.report.pictures import KINDS, draw
-from scrlearn.experiments.report.runs import Runs
+from scrlearn.experiments.report.runs import Runs, seconds_of
 from scrlearn.experiments.reproduce import sweep
 from scrlearn.experiments.store import Entry, Store
 
@@ -297,6 +298,26 @@ def test_gains_are_over_the_same_seeds() -> None:
     assert isinstance(cell, Cell)
     assert cell.lines[0].endswith("(3)")
     assert cell.lines[1].startswith(f"+{100 * np.mean(gains):.1f} ± ")
+
+
+def test_times_are_compared_where_both_ran_on_one_day() -> None:
+    """The engine becomes faster: older runs of the one say nothing of newer runs of the other."""
+    days = {"scr": ("2026-01-01", "2026-01-02"), "scr+": ("2026-01-02", "2026-01-03")}
+    runs = []
+    for method, dates in days.items():
+        for seed, day in enumerate(dates):
+            config = RunConfig(dataset="cifar100", method=method, memory_size=2000, seed=seed)
+            runs.append(dataclasses.replace(entry(config, 0.3), date=f"{day}T10:00:00+00:00"))
+    shared = [one for one in runs if one.date.startswith("2026-01-02")]
+    seconds = {one.result.method: seconds_of(one) for one in shared}
+    assert len(seconds) == 2
+    for some, said in ((runs, f"time {seconds['scr+'] / seconds['scr']:.2f}"), (runs[:1] + runs[2:], "")):
+        table = next(block for block in section(build(some), "Beyond the paper") if isinstance(block, Table))
+        row = next(row for row in table.rows if row[0] == "CIFAR-100, M = 2k")
+        cell = row[list(table.head).index("`scr+`")]
+        assert isinstance(cell, Cell)
+        assert ("time" in cell.lines[1]) == bool(said)
+        assert cell.lines[1].endswith(said)
 
 
 def test_parts_of_scr_plus(full: list[Entry]) -> None:

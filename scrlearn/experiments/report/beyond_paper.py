@@ -33,7 +33,8 @@ def sections(runs: Runs) -> list[Section]:
             "`scr+` is SCR with averaged weights and more: the same encoder, memory and memory batch, in one pass. "
             "One gradient step for a batch, as in SCR; `scr+wide` has the full ResNet18. All with "
             "their own classifier, without review. Below each figure: the gain over SCR in points (the mean over seeds "
-            "of the difference between the runs of one seed), and the machine's time for a run, SCR's being 1."
+            "of the difference between the runs of one seed), and, where both ran on the same day, the machine's time for "
+            "a run, SCR's being 1."
         )
     ]
     for order in ORDERS:
@@ -49,13 +50,13 @@ def gain(runs: Runs, better: RunConfig, base: RunConfig) -> Interval | None:
 
 
 def _time(runs: Runs, slower: RunConfig, base: RunConfig) -> str:
-    """How many times as long, on the same machine."""
+    """How many times as long, on the same machine and the same day: the engine becomes faster as time goes by."""
     means = []
     for config in (slower, base):
-        by_machine: dict[str, list[float]] = {}
+        alike: dict[tuple[str, str], list[float]] = {}
         for entry in runs.seeds(config):
-            by_machine.setdefault(entry.result.machine["name"], []).append(seconds_of(entry))
-        means.append({name: sum(values) / len(values) for name, values in by_machine.items()})
+            alike.setdefault((entry.result.machine["name"], entry.date[:10]), []).append(seconds_of(entry))
+        means.append({name: sum(values) / len(values) for name, values in alike.items()})
     both = sorted(means[0].keys() & means[1].keys())
     return f"{means[0][both[0]] / means[1][both[0]]:.2f}" if both and means[1][both[0]] else ""
 
