@@ -33,8 +33,8 @@ def sections(runs: Runs) -> list[Section]:
             "`scr+` is SCR with averaged weights and more: the same encoder, memory and memory batch, in one pass. "
             "One gradient step for a batch, as in SCR; `scr+wide` has the full ResNet18. All with "
             "their own classifier, without review. Below each figure: the gain over SCR in points (the mean over seeds "
-            "of the difference between the runs of one seed), and, where both ran on the same day, the machine's time for "
-            "a run, SCR's being 1."
+            "of the difference between the runs of one seed), and, where both ran on the same day, the machine's time "
+            "for a run, SCR's being 1."
         )
     ]
     for order in ORDERS:
