@@ -74,7 +74,6 @@ def descend(
     rate, momentum, scale, averaging
         η, μ, s, d.
     """
-    kernel = nvrtc.kernel(SOURCE, "descend", moved[0].weight.get_device())
     for begin in range(0, len(moved), MOST):
         held = list(_alike(moved[begin : begin + MOST]))  # copies live until the kernel is launched
         table = Tensors(count=len(held))
@@ -85,6 +84,7 @@ def descend(
                 getattr(table, name)[i] = None if tensor is None else tensor.data_ptr()
             table.size[i], table.first[i], table.decay[i] = one.weight.numel(), blocks, one.decay
             blocks += -(-one.weight.numel() // CHUNK)
+        kernel = nvrtc.kernel(SOURCE, "descend", moved[0].weight.get_device())
         kernel(blocks, THREADS, 0, (table, updates, rate, momentum, scale, averaging))
 
 
@@ -135,4 +135,4 @@ def _error(device: torch.device) -> float:
     expected.append(averaged + share * (mean - averaged))
     descend([*moved, Moved(mean, average=averaged)], updates, 0.2, 0.9, 0.5, 0.99)
     found = [t for one in moved for t in (one.velocity, one.weight, one.average)] + [averaged]
-    return max(float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True) if a is not None)
+    return nvrtc.largest_error((a, b) for a, b in zip(found, expected, strict=True) if a is not None)

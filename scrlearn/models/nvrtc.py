@@ -8,7 +8,7 @@ import functools
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +45,24 @@ class Kernel:
         self.function = ctypes.c_void_p()
         self.module = ctypes.c_void_p()
         code, mangled = _compiled(source, name, torch.cuda.get_device_capability(device))
-        self._enter()
-        self._check(self.driver.cuModuleLoadData(ctypes.byref(self.module), code))
-        self._check(self.driver.cuModuleGetFunction(ctypes.byref(self.function), self.module, mangled))
+        with torch.cuda.device(device):
+            self._enter()
+            self._check(self.driver.cuModuleLoadData(ctypes.byref(self.module), code))
+            self._check(self.driver.cuModuleGetFunction(ctypes.byref(self.function), self.module, mangled))
 
     def __call__(self, blocks: int, threads: int, shared: int, arguments: Sequence[Argument]) -> None:
         """Launch it on the current stream: tensors are passed as addresses, numbers in 32 bits, structures as such."""
-        self._enter()
-        if shared > self.shared:
-            self._check(self.driver.cuFuncSetAttribute(self.function, _SHARED_MEMORY, shared))
-            self.shared = shared
         values = [as_c(value) for value in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        stream = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
-        self._check(
-            self.driver.cuLaunchKernel(self.function, blocks, 1, 1, threads, 1, 1, shared, stream, pointers, None)
-        )
+        with torch.cuda.device(self.device):
+            self._enter()
+            if shared > self.shared:
+                self._check(self.driver.cuFuncSetAttribute(self.function, _SHARED_MEMORY, shared))
+                self.shared = shared
+            stream = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
+            self._check(
+                self.driver.cuLaunchKernel(self.function, blocks, 1, 1, threads, 1, 1, shared, stream, pointers, None)
+            )
 
     def _enter(self) -> None:
         """PyTorch's context, also in a thread that has not used it: gradients are computed in one of their own."""
@@ -90,6 +92,12 @@ def as_c(value: Argument) -> Any:
 def kernel(source: Path, name: str, device: int) -> Kernel:
     """A kernel, made at its first use."""
     return Kernel(source, name, device)
+
+
+def largest_error(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """The largest relative error of what was found against what is right; not a number if any is none."""
+    errors = [(found.double() - exact.double()).norm() / exact.double().norm() for found, exact in pairs]
+    return float(torch.stack(errors).max())
 
 
 def right(source: Path, trial: Callable[[], float]) -> bool:

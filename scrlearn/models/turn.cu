@@ -8,7 +8,8 @@
 constexpr int MOST = 64, SIDE = 32, THREADS = 256;  // as in cuda_turn.py; a tile of results is SIDE × SIDE
 constexpr int GROUPS = 4;                           // of threads: each adds up every fourth four terms
 constexpr int PANEL = 160, PITCH = PANEL + 4;       // terms that are held at once
-constexpr int HELD = 2 * SIDE * PITCH;
+constexpr int HELD = 2 * SIDE * PITCH, APART = SIDE + 8;
+constexpr int WARPS = THREADS / 32, TIMES = PANEL * SIDE / THREADS;
 #ifdef EMULATED
 constexpr int CLUSTER = 1;
 #define IN_CLUSTERS
@@ -44,7 +45,6 @@ __device__ __forceinline__ int whose(const int* first, int count, int block) {
 }
 
 __device__ __forceinline__ void all_blocks_meet() {
-    __threadfence();
 #ifdef EMULATED
     __syncthreads();
 #else
@@ -52,39 +52,64 @@ __device__ __forceinline__ void all_blocks_meet() {
 #endif
 }
 
-// Puts one side of a product into shared memory, a row for each of SIDE. ALONG: neighbours in memory are neighbouring
-// rows, not neighbouring terms.
-template <bool ALONG, class From>
-__device__ __forceinline__ void hold(float* rows, int length, From from) {
-    constexpr int WARPS = THREADS / 32, TIMES = PANEL * SIDE / THREADS;
+// One side of a product: rows of a · x + b · y, SIDE of them from `top` on, with `length` terms; outside it is 0.
+struct Side {
+    const float *x, *y;
+    float a, b;
+    int top, rows, length, pitch;
+};
+
+// What a thread takes of it. ALONG: neighbours in memory are neighbouring rows, not neighbouring terms.
+template <bool ALONG>
+__device__ __forceinline__ int row_of(int n) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float got[TIMES];
+    return ALONG ? lane : warp + n % (SIDE / WARPS) * WARPS;
+}
+template <bool ALONG>
+__device__ __forceinline__ int term_of(int n) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    return ALONG ? 4 * (warp + n / 4 * WARPS) + n % 4 : lane + n / (SIDE / WARPS) * 32;
+}
+
+// All at once, without a branch: loads must not wait for each other. BOTH: y counts too.
+template <bool ALONG, bool BOTH>
+__device__ __forceinline__ void fetch(float (&got)[TIMES], const Side& side, int begin) {
 #pragma unroll
     for (int n = 0; n < TIMES; n++) {
-        const int row = ALONG ? lane : warp + n % (SIDE / WARPS) * WARPS;
-        const int term = ALONG ? warp + n * WARPS : lane + n / (SIDE / WARPS) * 32;
-        got[n] = term < length ? from(row, term) : 0.0f;
+        const int row = side.top + row_of<ALONG>(n), term = begin + term_of<ALONG>(n);
+        const bool inside = row < side.rows && term < side.length;
+        const int at = inside ? ALONG ? term * side.pitch + row : row * side.pitch + term : 0;
+        float value = side.a * side.x[at];
+        if (BOTH) value += side.b * side.y[at];
+        got[n] = inside ? value : 0.0f;
     }
+}
+
+template <bool ALONG>
+__device__ __forceinline__ void put(float* rows, const float (&got)[TIMES]) {
 #pragma unroll
-    for (int n = 0; n < TIMES; n++) {
-        const int row = ALONG ? lane : warp + n % (SIDE / WARPS) * WARPS;
-        const int term = ALONG ? warp + n * WARPS : lane + n / (SIDE / WARPS) * 32;
-        rows[row * PITCH + term] = got[n];
+    for (int n = 0; n < TIMES; n += ALONG ? 4 : 1) {
+        float* to = rows + row_of<ALONG>(n) * PITCH + term_of<ALONG>(n);
+        if (ALONG) *reinterpret_cast<float4*>(to) = {got[n], got[n + 1], got[n + 2], got[n + 3]};
+        else *to = got[n];
     }
 }
 
 // Sums of left(i, k) · right(j, k) over k for all i and j of a tile. Each thread gets four of them: those of row
 // threadIdx.x / 8, from column threadIdx.x % 8 · 4 on.
-template <bool ALONG, class Left, class Right>
-__device__ __forceinline__ float4 product(float* held, int length, Left left, Right right) {
+template <bool ALONG, bool BOTH_LEFT, bool BOTH_RIGHT>
+__device__ __forceinline__ float4 product(float* held, const Side& left, const Side& right) {
     const int thread = threadIdx.x % (THREADS / GROUPS), group = threadIdx.x / (THREADS / GROUPS);
     const int row = thread / 8, column = thread % 8;  // of every eight
     float* rights = held + SIDE * PITCH;
     float sum[4][4] = {};
-    for (int begin = 0; begin < length; begin += PANEL) {
-        const int here = min(PANEL, length - begin);
-        hold<false>(held, here, [=](int i, int k) { return left(i, begin + k); });
-        hold<ALONG>(rights, here, [=](int j, int k) { return right(j, begin + k); });
+    for (int begin = 0; begin < left.length; begin += PANEL) {
+        const int here = min(PANEL, left.length - begin);
+        float one[TIMES], other[TIMES];
+        fetch<false, BOTH_LEFT>(one, left, begin);
+        fetch<ALONG, BOTH_RIGHT>(other, right, begin);
+        put<false>(held, one);
+        put<ALONG>(rights, other);
         __syncthreads();
         for (int k = 4 * group; k < here; k += 4 * GROUPS) {
             float4 x[4], y[4];
@@ -96,21 +121,25 @@ __device__ __forceinline__ float4 product(float* held, int length, Left left, Ri
 #pragma unroll
             for (int i = 0; i < 4; i++)
 #pragma unroll
-                for (int j = 0; j < 4; j++)
-                    sum[i][j] += x[i].x * y[j].x + x[i].y * y[j].y + x[i].z * y[j].z + x[i].w * y[j].w;
+                for (int j = 0; j < 4; j++) {
+                    sum[i][j] = fmaf(x[i].x, y[j].x, sum[i][j]);
+                    sum[i][j] = fmaf(x[i].y, y[j].y, sum[i][j]);
+                    sum[i][j] = fmaf(x[i].z, y[j].z, sum[i][j]);
+                    sum[i][j] = fmaf(x[i].w, y[j].w, sum[i][j]);
+                }
         }
         __syncthreads();
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            held[(group * SIDE + row + 8 * i) * SIDE + column + 8 * j] = sum[i][j];
+        for (int j = 0; j < 4; j++) held[(group * SIDE + row + 8 * i) * APART + column + 8 * j] = sum[i][j];
     __syncthreads();
     float4 whole = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
-        const float4 part = *reinterpret_cast<const float4*>(held + g * SIDE * SIDE + 4 * threadIdx.x);
+        const float* from = held + (g * SIDE + threadIdx.x / 8) * APART + threadIdx.x % 8 * 4;
+        const float4 part = *reinterpret_cast<const float4*>(from);
         whole = {whole.x + part.x, whole.y + part.y, whole.z + part.z, whole.w + part.w};
     }
     __syncthreads();
@@ -146,20 +175,16 @@ __global__ void __launch_bounds__(THREADS) squares(const Turned t, float own, fl
     const Corner corner = corner_of(blockIdx.x - t.squares[matrix]);
     const float *g = t.gradient[matrix], *v = t.velocity[matrix];
     const int rows = t.rows[matrix], columns = t.columns[matrix];
-    const auto direction = [=](int i, int k) {
-        if (i >= rows) return 0.0f;
-        const int n = i * columns + k;
-        return v ? own * g[n] + past * v[n] : own * g[n];
-    };
-    const float4 sums = product<false>(
-        reinterpret_cast<float*>(held), columns, [=](int i, int k) { return direction(corner.top + i, k); },
-        [=](int j, int k) { return direction(corner.left + j, k); });
+    if (!v) v = g, past = 0.0f;
+    const Side above = {g, v, own, past, corner.top, rows, columns, columns};
+    const Side beside = {g, v, own, past, corner.left, rows, columns, columns};
+    const float4 sums = product<false, true, true>(reinterpret_cast<float*>(held), above, beside);
     write(square + t.place[matrix], rows, corner, sums, [](int, int, float sum) { return sum; });
 }
 
 // All rounds: a cluster for each matrix, whose blocks share its tiles. With S = square / its trace and one = the identity
 // divided by the trace's root, every round is
-//   rest = b S + c S²,   one = a one + rest one,   S = (a + rest)² S
+//   rest = a + b S + c S²,   one = rest one,   S = rest² S
 // in three stages, since a product needs all tiles of its factors. `one` and `after` take turns: what the last round
 // writes is in `after` if the number of rounds is odd.
 __global__ void IN_CLUSTERS __launch_bounds__(THREADS) iterate(
@@ -171,43 +196,40 @@ __global__ void IN_CLUSTERS __launch_bounds__(THREADS) iterate(
     const int tiles = high * (high + 1) / 2;
     float *S = square + place, *R = rest + place, *B = once + place, *Q = one + place, *next = after + place;
     float trace = 0.0f;
-    for (int i = threadIdx.x % 32; i < rows; i += 32) trace += __ldcg(S + i * (rows + 1));
+    for (int i = threadIdx.x % 32; i < rows; i += 32) trace += S[i * (rows + 1)];
 #pragma unroll
     for (int n = 16; n; n /= 2) trace += __shfl_xor_sync(0xffffffff, trace, n);
     const auto times = [=](Corner corner, const float* x, float x_share, const float* y, float y_share) {
-        return product<false>(
-            held, rows,
-            [=](int i, int k) { return corner.top + i < rows ? x_share * __ldcg(x + (corner.top + i) * rows + k) : 0.0f; },
-            [=](int j, int k) { return corner.left + j < rows ? y_share * __ldcg(y + (corner.left + j) * rows + k) : 0.0f; });
+        const Side left = {x, x, x_share, 0.0f, corner.top, rows, rows, rows};
+        const Side right = {y, y, y_share, 0.0f, corner.left, rows, rows, rows};
+        return product<false, false, false>(held, left, right);
     };
     float share = 1.0f / fmaxf(trace, 1.17549435e-38f);  // S is divided when it is read for the first time
     for (int left = rounds - 1; left >= 0; left--) {
         for (int tile = rank; tile < tiles; tile += CLUSTER) {
             const Corner corner = corner_of(tile);
+            const int last = rows * rows - 1;
+            const int at = (corner.top + threadIdx.x / 8) * rows + corner.left + threadIdx.x % 8 * 4;
+            float own[4];  // asked for before the product, so that nothing waits for it
+#pragma unroll
+            for (int n = 0; n < 4; n++) own[n] = p.b * (share * S[min(at + n, last)]);
             const float4 sums = times(corner, S, share, S, share);
-            write(R, rows, corner, sums, [=](int i, int j, float sum) {
-                return p.b * (share * __ldcg(S + i * rows + j)) + p.c * sum;
-            });
+            const float4 both = {
+                own[0] + p.c * sums.x, own[1] + p.c * sums.y, own[2] + p.c * sums.z, own[3] + p.c * sums.w};
+            write(R, rows, corner, both, [=](int i, int j, float value) { return i == j ? p.a + value : value; });
         }
         all_blocks_meet();
         for (int work = rank; work < (left ? 2 * tiles : tiles); work += CLUSTER) {
-            const Corner corner = corner_of(work % tiles);
-            if (work >= tiles) {
-                const float4 sums = times(corner, R, 1.0f, S, share);
-                write(B, rows, corner, sums, [=](int i, int j, float sum) {
-                    return p.a * (share * __ldcg(S + i * rows + j)) + sum;
-                });
-            } else if (left == rounds - 1) {  // the identity: no product
+            const bool second = work >= tiles;
+            const Corner corner = corner_of(second ? work - tiles : work);
+            const auto whole = [](int, int, float sum) { return sum; };
+            if (!second && left == rounds - 1) {  // the identity: no product
                 const float root = sqrtf(share);
                 const float4 none = {0.0f, 0.0f, 0.0f, 0.0f};
-                write(next, rows, corner, none, [=](int i, int j, float) {
-                    return root * ((i == j ? p.a : 0.0f) + __ldcg(R + i * rows + j));
-                });
+                write(next, rows, corner, none, [=](int i, int j, float) { return root * R[i * rows + j]; });
             } else {
-                const float4 sums = times(corner, R, 1.0f, Q, 1.0f);
-                write(next, rows, corner, sums, [=](int i, int j, float sum) {
-                    return p.a * __ldcg(Q + i * rows + j) + sum;
-                });
+                const float4 sums = times(corner, R, 1.0f, second ? S : Q, second ? share : 1.0f);
+                write(second ? B : next, rows, corner, sums, whole);
             }
         }
         if (!left) return;
@@ -215,9 +237,7 @@ __global__ void IN_CLUSTERS __launch_bounds__(THREADS) iterate(
         for (int tile = rank; tile < tiles; tile += CLUSTER) {
             const Corner corner = corner_of(tile);
             const float4 sums = times(corner, R, 1.0f, B, 1.0f);
-            write(S, rows, corner, sums, [=](int i, int j, float sum) {
-                return p.a * __ldcg(B + i * rows + j) + sum;
-            });
+            write(S, rows, corner, sums, [](int, int, float sum) { return sum; });
         }
         all_blocks_meet();
         float* written = next;
@@ -235,14 +255,10 @@ __global__ void __launch_bounds__(THREADS) turn(
     const int rows = t.rows[matrix], columns = t.columns[matrix], high = (rows + SIDE - 1) / SIDE;
     const int top = (blockIdx.x - t.tiles[matrix]) % high * SIDE, left = (blockIdx.x - t.tiles[matrix]) / high * SIDE;
     const float *g = t.gradient[matrix], *v = t.velocity[matrix], *Q = one + t.place[matrix];
-    const float4 sums = product<true>(
-        reinterpret_cast<float*>(held), rows,
-        [=](int i, int k) { return top + i < rows ? Q[(top + i) * rows + k] : 0.0f; },
-        [=](int j, int k) {
-            if (left + j >= columns) return 0.0f;
-            const int n = k * columns + left + j;
-            return v ? own * g[n] + past * v[n] : own * g[n];
-        });
+    if (!v) v = g, past = 0.0f;
+    const Side polynomial = {Q, Q, 1.0f, 0.0f, top, rows, rows, rows};
+    const Side direction = {g, v, own, past, left, columns, rows, columns};  // its columns
+    const float4 sums = product<true, false, true>(reinterpret_cast<float*>(held), polynomial, direction);
     const float four[4] = {sums.x, sums.y, sums.z, sums.w}, step = t.step[matrix] * lengths[matrix];
     const int i = top + threadIdx.x / 8;
 #pragma unroll

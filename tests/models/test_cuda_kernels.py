@@ -171,6 +171,14 @@ class TestTrial:
         )
         own_turn = cuda_turn.turn
 
+        def nothing(weights, *given):
+            weights[-1].fill_(torch.nan)
+
+        monkeypatch.setattr(cuda_turn, "turn", nothing)
+        with pytest.warns(UserWarning, match=r"turn.cu are not used.* off by nan"):
+            assert not cuda_turn.trusted(0)
+        cuda_turn.trusted.cache_clear()
+
         def one_round_less(*given):
             own_turn(*given[:-1], given[-1]._replace(rounds=4))
 
