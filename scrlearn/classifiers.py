@@ -299,14 +299,16 @@ def fit_temperature(scores: Tensor, y: Tensor, default: float) -> float:
 
 
 def fit_offsets(scores: Tensor, shares: Tensor, default: float) -> Tensor:
-    r"""What to add to the score of each class, so that classes are said as often as they are there.
+    r"""What to add to the score of each class, so that no class is said too readily.
 
     Images are told by :math:`p_{ic} = \sigma(\alpha s_i + \beta)_c`. The scale α and the offsets β minimise
 
-    .. math:: -\frac{1}{n} \sum_i \sum_c t_{ic} \log p_{ic} + \lambda \sum_c \beta_c^2, \qquad \lambda = 10^{-2}
+    .. math:: -\frac{1}{n} \sum_i \sum_c w_c t_{ic} \log p_{ic} + \lambda \sum_c \beta_c^2, \qquad \lambda = 10^{-2}
 
-    where :math:`t_{ic}` is how much of image i is of class c. This is convex, and where the offsets are best each class
-    is predicted as much as it is there (up to λ). They are given in the unit of the scores, β/α.
+    where :math:`t_{ic}` is how much of image i is of class c, and the weights :math:`w_c` let all classes count the
+    same: a class of which three images are stored is not a rare one to those who ask. This is convex, and where the
+    offsets are best each class is predicted as much as it is there (up to λ). They are given in the unit of the scores,
+    β/α.
 
     Parameters
     ----------
@@ -334,6 +336,8 @@ def fit_offsets(scores: Tensor, shares: Tensor, default: float) -> Tensor:
         return offsets
     s, t = scores[:, present].double(), shares[:, present].double()
     s = s - s.mean(1, keepdim=True)  # what all classes have in common says nothing of them
+    there = t.sum(0)
+    t = t * (there.mean() / there)
     classes = s.shape[1]
     point = torch.cat([s.new_tensor([1 / default]), s.new_zeros(classes)])
 

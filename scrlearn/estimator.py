@@ -461,7 +461,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """What a learner's method says for each image and class, the classes in the order of `classes_`."""
         learner = self._require_classes()
         x = self._images(images, learner.image_shape)
-        if (classifier or learner.classifier) == "ncm" and "ncm" in learner.classifiers:
+        if (classifier or learner.classifier) != "softmax" and "ncm" in learner.classifiers:
             self._warn_of_missing(learner)
         answer: Tensor = getattr(learner, question)(x, classifier)
         columns = answer.float().cpu().numpy()[:, [*self._index.values()]]

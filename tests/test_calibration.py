@@ -98,7 +98,9 @@ def told(count: int, classes: int, seed: int, scale: float = 1.0) -> tuple[torch
 @pytest.mark.parametrize(("classes", "scale"), [(2, 1.0), (5, 0.05), (30, 10.0)])
 def test_offsets_are_those_of_an_independent_minimiser(classes: int, scale: float) -> None:
     scores, _, shares = told(300, classes, seed=classes, scale=scale)
-    s, t = scores.numpy() - scores.numpy().mean(1, keepdims=True), shares.numpy()
+    s = scores.numpy() - scores.numpy().mean(1, keepdims=True)
+    of_class = shares.sum(0).numpy()
+    t = shares.numpy() * (of_class.mean() / of_class)  # all classes count the same
 
     def loss(point: np.ndarray) -> float:
         z = point[0] / scale * s + point[1:]
@@ -120,7 +122,7 @@ def test_classes_are_then_said_as_often_as_they_are_there() -> None:
         torch.bincount(s.argmax(1), minlength=6) / 2000 for s in (scores, scores + fit_offsets(scores, shares, 1.0))
     )
     there = shares.mean(0)
-    assert float((after - there).abs().max()) < 0.06 < 0.2 < float((before - there).abs().max())
+    assert float((after - there).abs().max()) < 0.07 < 0.2 < float((before - there).abs().max())
 
 
 def test_offsets_undo_what_was_added_to_a_class() -> None:
@@ -143,6 +145,19 @@ def test_classes_that_cannot_be_compared_get_no_offset() -> None:
     assert not fit_offsets(scores[:, :1], shares[:, :1], 1.0).any()
     assert not fit_offsets(torch.zeros(300, 4), shares, 1.0).isnan().any()
     assert not fit_offsets(-3 * shares, shares, 1.0).any()  # scores that say the opposite
+
+
+def test_a_class_with_few_images_is_not_taken_for_a_rare_one() -> None:
+    """Scores that lean to no class get no offsets, however many images there are of each."""
+    random = torch.Generator().manual_seed(4)
+    y = torch.tensor([0] * 2000 + [1] * 2000 + [2] * 60)
+    shares = F.one_hot(y, 3).double()
+    scores = 2 * shares + torch.randn(len(y), 3, generator=random, dtype=torch.float64)
+    assert fit_offsets(scores, shares, 1.0).abs().max() < 0.2
+    copies = torch.cat([torch.arange(4000), torch.arange(4000, 4060).repeat(33)])  # as if there were as many
+    torch.testing.assert_close(
+        fit_offsets(scores, shares, 1.0), fit_offsets(scores[copies], shares[copies], 1.0), atol=0.01, rtol=0
+    )
 
 
 def test_scores_that_tell_all_images_apart_give_finite_offsets() -> None:

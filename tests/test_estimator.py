@@ -562,9 +562,10 @@ class TestAnswers:
         with pytest.raises(NotFittedError, match="Nothing has been learned yet"):
             ask(classifier())
 
-    def test_a_class_without_stored_images_is_said_once(self):
+    @pytest.mark.parametrize("answering", ["ncm", "combined", "lda"])
+    def test_a_class_without_stored_images_is_said_once(self, answering):
         images = np.repeat(IMAGES, 4, axis=0)
-        clf = classifier("fine-tune", classifier="ncm", memory_size=2)
+        clf = classifier("fine-tune", classifier=answering, memory_size=2)
         with pytest.warns(UserWarning, match="left in memory") as caught:
             clf.partial_fit(images, list(range(len(images)))).predict(IMAGES)
         assert len(caught) == 1
@@ -580,6 +581,14 @@ class TestAnswers:
 
 
 class TestForgetting:
+    def test_the_softmax_layer_needs_no_image(self):
+        clf = classifier("er", memory_size=1, classifier="softmax", calibrated=True).partial_fit(IMAGES, LABELS)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            clf.forget(clf.memory_.labels[0])
+            assert len(clf.memory_.labels) == 0
+            assert {*clf.predict(IMAGES)} <= {*clf.classes_}
+
     def test_a_class_is_gone(self):
         for method in ("scr", "er"):
             clf = fitted(method)

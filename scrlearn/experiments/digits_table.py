@@ -130,10 +130,10 @@ def markdown(results: Results, command: str) -> str:
         "",
         f"Average accuracy at the end on all ten digits, in percent: mean ± 95% Student-t interval over {seeds} seeds, "
         f"with {about['memory_size']} images remembered. {about['dataset']}. Softmax and nearest class mean answer "
-        "from the same run.",
+        "from the same run; `scr+` answers with both combined.",
         "",
-        "| method | softmax | nearest class mean | the memory is |",
-        "|---|---:|---:|---|",
+        "| method | softmax | nearest class mean | combined | the memory is |",
+        "|---|---:|---:|---:|---|",
         *(_line(method, list(runs)) for method, runs in results.items()),
         "",
         "One class in ten is 10.0; knowing the last task alone, 20.0. The softmax layer of `scr` is a probe: trained "
@@ -150,7 +150,7 @@ def markdown(results: Results, command: str) -> str:
 def _line(method: str, runs: list[Result]) -> str:
     cells = [f"`{method}` {METHODS[method].title}"]
     figures = summary(runs)
-    for classifier in ("softmax", "ncm"):
+    for classifier in ("softmax", "ncm", "combined"):
         value = figures[classifier]["average_accuracy"] if classifier in figures else None
         cells.append("" if value is None else value.format() if value.n > 1 else f"{100 * value.mean:.1f}")
     kept = "all images" if method == "offline" else runs[0].memory_use

@@ -46,7 +46,8 @@ _PLUS: Space = {
     "feature_weight": (0.0, 1.0),
     "temperature": (0.1, 0.2),
     "mix_after": (0.0, 30.0, 100.0, 300.0),
-    "updates_until": (0.0, 250.0, 500.0, 1000.0),
+    "orthogonal": (0.02, 0.04, 0.06),
+    "updates_per_batch": (1, 2),
 }
 # what is searched unless told otherwise: the few options that matter most for a method on other data
 SPACES: dict[str, Space] = {

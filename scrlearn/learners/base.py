@@ -177,7 +177,10 @@ class Learner:
         if projection_share and self.network.projection is None:
             raise InputError(f"projection_share is {projection_share}, but this learner trains no projection.")
         if calibrated and not memory_size:
-            raise InputError("calibrated is true, and what is told best are blends of stored images: give memory_size.")
+            raise InputError(
+                "calibrated is true, and scores are set right by blends of stored images: give memory_size, or take "
+                "calibrated=False" + (" and centred=False." if centred else ".")
+            )
         self.weights: list[Tensor] = [p for p in self.network.parameters() if p.requires_grad]
         self._in_head = 0 if self.network.head is None else len(list(self.network.head.parameters()))  # the last ones
         self.velocity = [torch.zeros_like(w) for w in self.weights] if momentum else []
@@ -576,6 +579,8 @@ class Learner:
     @torch.no_grad()
     def offsets(self, classifier: str) -> Tensor:
         """What a calibrated classifier adds to the score of each class, computed once after each change."""
+        if self.memory.size == 0:  # every class was taken out, or none is stored: nothing can be told
+            return torch.zeros(self.num_classes, device=self.device)
         if classifier not in self._offsets:
             features, shares = self._blended_features()
             scores = self._uncalibrated(features, classifier)
@@ -587,8 +592,6 @@ class Learner:
         """Features of blends of stored images, and how much these are of each class."""
         if self._blended is None:
             images, labels = self.memory.contents()
-            if len(labels) == 0:
-                raise NotFittedError("The memory is empty, so there is nothing to calibrate with yet: learn a batch.")
             pairs = blends(images, labels, self.num_classes, generator(self.seed, "blends", self.steps))
             self.set_training(False)
             features = [self.run(self.look_whole, part) for part in self._parts(pairs.images)]
@@ -602,6 +605,10 @@ class Learner:
             self.prototypes()  # warns of classes that have no image in memory
             self._discriminant = LinearDiscriminant.fit(*self._stored_features(), self.num_classes, self.shrinkage)
         return self._discriminant
+
+    def has_seen_memory(self, features: Tensor) -> None:
+        """Hand in what `look_whole` says of the images in memory, so that they need not be looked at again."""
+        self._stored = features
 
     def _stored_features(self) -> tuple[Tensor, Tensor]:
         """Features and classes of the images in memory."""

@@ -152,6 +152,8 @@ class Matrices:
 
 def _can_be_turned(weight: Tensor) -> bool:
     """Whether it is trained, and lies so that its matrix is a view of it."""
+    if not isinstance(weight, nn.Parameter):  # one that is computed anew each time, from others
+        return False
     return weight.requires_grad and as_matrix(weight, weight).data_ptr() == weight.data_ptr()
 
 

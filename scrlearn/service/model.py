@@ -178,6 +178,7 @@ class Replica:
             self.finite = bool(torch.isfinite(seen).all())
             asked = self._see(images) if learner.crops else seen  # compared with images that are asked about
             self.features = F.normalize(asked, dim=1).cpu()
+            learner.has_seen_memory(seen)
             self.ncm = NearestClassMean.fit(learner.compared(seen), stored, learner.num_classes, learner.centred)
             limits = thresholds(self.features, self.stored, learner.num_classes, quantile)
             self.thresholds = limits[self._numbers]
@@ -242,10 +243,10 @@ class Replica:
     def _scores(self, features: Tensor) -> Tensor:
         """Of the classifier the method answers with, ready for a softmax, in the order of `labels`."""
         learner = self.model.learner_
-        if learner.classifier != "ncm":
-            return learner.scores_from_features(features).float().cpu()[:, self._numbers]
-        if self.ncm is None:
+        if self.ncm is None and learner.classifier != "softmax":  # no image is left of any class
             return torch.full((len(features), len(self.labels)), -torch.inf)
+        if learner.classifier != "ncm" or self.ncm is None:
+            return learner.scores_from_features(features).float().cpu()[:, self._numbers]
         scores = self.ncm.scores(learner.compared(features))
         if learner.calibrated and len(self.images):
             scores = scores + learner.offsets("ncm")

@@ -34,7 +34,7 @@ class ModelConfig:
     encoder
         "reduced-resnet18", "timm:NAME", or "PACKAGE.MODULE:FUNCTION", a function without arguments that gives a module.
     classifier
-        "ncm" or "softmax"; None: the method's own.
+        "softmax", "ncm", "combined" or "lda"; None: the method's own.
     batch_size
         The most images learned in one step.
     seed

@@ -132,6 +132,8 @@ def test_which_weights_are_matrices():
     apart = nn.Conv2d(3, 4, 3)
     apart.weight = nn.Parameter(torch.zeros(4, 6, 3, 3)[:, ::2])  # not in one piece: a step would move a copy
     assert Matrices(apart).weights == []
+    computed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))  # its weight is no parameter
+    assert Matrices(computed).weights == []
     none = Matrices(nn.Sequential(nn.BatchNorm2d(2)))
     none.turn([], 0.1)
     assert none.weights == []

@@ -16,7 +16,7 @@ from service_tools import CONFIG, images_of, open_service, teach
 from tiny_encoder import tiny
 
 from scrlearn.errors import InputError
-from scrlearn.learners.base import NCM_TEMPERATURE
+from scrlearn.learners.base import NCM_TEMPERATURE, Learner
 from scrlearn.service import worker
 from scrlearn.service.answers import Answerer
 from scrlearn.service.encoders import make_encoder
@@ -56,9 +56,11 @@ def taught(*labels: str, count: int = 12, **config: object) -> ServedClassifier:
         ("er", "ncm", {"crops": True, "mirror": True}),
         ("er", "ncm", {"calibrated": True, "crops": True}),
         ("er", "softmax", {"calibrated": True}),
+        ("scr+", None, {"memory_batch": 20}),
+        ("scr+", "lda", {"memory_batch": 20}),
     ],
 )
-def test_a_copy_answers_as_the_classifier_does(method: str, classifier: str, options: dict[str, object]) -> None:
+def test_a_copy_answers_as_the_classifier_does(method: str, classifier: str | None, options: dict[str, object]) -> None:
     model = taught("cat", "dog", "owl", method=method, classifier=classifier, options=options)
     replica = Replica(model, 36)
     asked = torch.cat([images_of(label, 3, start=100) for label in ("owl", "cat", "fox")])
@@ -148,6 +150,28 @@ def test_a_class_without_stored_images_is_not_near() -> None:
     assert answer.classes[0].label == there
     assert [near.distance is None for near in answer.classes] == [False, True]
     assert answer.classes[1].confidence == 0
+
+
+@pytest.mark.parametrize("classifier", ["ncm", "combined", "lda"])
+def test_when_every_image_was_taken_out_nothing_is_known(classifier: str) -> None:
+    """And teaching goes on."""
+    model = taught("cat", "dog", memory_size=1, method="scr+", classifier=classifier, options={"memory_batch": 20})
+    [there] = [label for label, count in Replica(model, 24).counts().items() if count]
+    model.forget(there)
+    [answer] = Replica(model, 25).answer(images_of("cat", 1))
+    assert answer.label is None
+    model.learn([Item("image", "owl", bytes(images_of("owl", 1).numpy()))], SHAPE)
+    [answer] = Replica(model, 26).answer(images_of("owl", 1))
+    assert answer.classes[0].confidence > 0
+
+
+def test_a_copy_looks_at_the_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = taught("cat", "dog", count=10, method="scr+", options={"memory_batch": 20, "crops": False})
+    looked = []
+    whole = Learner.look_whole
+    monkeypatch.setattr(Learner, "look_whole", lambda self, x: looked.append(len(x)) or whole(self, x))
+    Replica(model, 20)
+    assert sum(looked) == 20 + 40  # the images, and the blends of them
 
 
 # ------------------------------------------------------------------------------------------------------------ the map
