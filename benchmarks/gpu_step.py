@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_step.py [--seeds 1,4,10] [--methods er,mir] [--memory 2000] [--steps 200] [--json FILE]
 
-A method may have options: --methods "scr+ one step:orthogonal=0.02:calibrated=true".
+A method may have options: --methods "scr+:orthogonal=0:updates_per_batch=2".
 
 Steps are taken on random images, with a full memory; a step is all that is done for a batch of the stream. For SCR,
 "bytes" and "operations" are the least a step must move and compute: every activation of the encoder written and read
@@ -135,7 +135,7 @@ def least_work(images: int = 220) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="1,4,10")
-    parser.add_argument("--methods", default="scr+,scr+ one step,er,a-gem,mir,aser,gss", help="with the most seeds")
+    parser.add_argument("--methods", default="scr+,scr+:orthogonal=0,er,a-gem,mir,aser,gss", help="with the most seeds")
     parser.add_argument("--memory", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--json", type=Path)

@@ -24,7 +24,7 @@ from scrlearn.errors import CheckpointError, InputError, NotFittedError, Scrlear
 from scrlearn.images import Array, Images, Shape, to_tensor
 from scrlearn.labels import Labels, decode, encode, label_array, read_label, read_labels
 from scrlearn.learners import Learner, find_method, make_learner
-from scrlearn.learners.methods import PARTS, SURROUNDINGS
+from scrlearn.learners.methods import PARTS, SURROUNDINGS, made_otherwise
 from scrlearn.memory.reservoir import Reservoir
 from scrlearn.randomness import GLOBAL_GENERATORS, derived_seed
 
@@ -508,6 +508,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             except TypeError:
                 given_again[name] = f"{type(value).__module__}.{type(value).__qualname__}"
         meta: dict[str, Any] = {"kind": KIND, "version": __version__, "params": params, "given_again": given_again}
+        meta["made_with"] = self._every_option()
         state: dict[str, Any] = {}
         if self._learner is not None:
             network = self._learner.network
@@ -548,6 +549,10 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         again = options if encoder is None else {**options, "encoder": encoder}
         _check_given_again(path, meta, again)
         params = {name: decode(value) for name, value in meta["params"].items()} | again
+        given = [name for name, value in params.items() if value is not None]
+        made_with = {name: decode(value) for name, value in meta.get("made_with", {}).items()}
+        # what was left to a default stays what it was, whatever the default is by now
+        params |= made_otherwise(params["method"], made_with, [*given, *meta["given_again"]], without_tasks=True)
         params["device"] = _available(params["device"]) if device is None else device
         try:
             self = cls(**params)
@@ -558,6 +563,15 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         except ScrlearnError as error:
             raise CheckpointError(f'"{path}" cannot be loaded: {error}') from error
         return self
+
+    def _every_option(self) -> dict[str, Any]:
+        """Every option of the method with its value, as far as these are plain values."""
+        spec, options = find_method(self.method), dict[str, Any]()
+        chosen = {name: value for name, value in self._chosen().items() if value is not None and name != "method"}
+        for name, value in spec.parameters(**{**spec.without_tasks, **chosen}).items():
+            with contextlib.suppress(TypeError):
+                options[name] = encode(value)
+        return options
 
     def _restore(self, state: dict[str, Any], meta: dict[str, Any]) -> None:
         learner = self._build((*meta["image_shape"],))

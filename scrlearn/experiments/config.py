@@ -13,7 +13,7 @@ from scrlearn.data.streams import Order
 from scrlearn.devices import PRECISIONS
 from scrlearn.errors import InputError, suggest
 from scrlearn.learners import Learner, find_method, make_learner
-from scrlearn.learners.methods import NEED_HEAD
+from scrlearn.learners.methods import NEED_HEAD, made_otherwise
 
 ENGINES = ("auto", "eager", "graph")
 SPLITS = ("given", "shuffled")
@@ -177,6 +177,17 @@ class RunConfig:
         if self.classes_ahead:
             chosen["classes_ahead"] = classes if self.classes_ahead is True else self.classes_ahead
         return chosen
+
+    def as_made(self, made_with: Mapping[str, Any]) -> RunConfig:
+        """This configuration of a run from its file: options whose defaults have changed since are named.
+
+        `made_with` are all options that the run had; what was left to defaults then is not what it would be today.
+        """
+        fields = {name for name in ("memory_size", "classifier") if getattr(self, name) is not None}
+        given = {*self.options, *fields, "precision", "classes_ahead", "probe"}  # these follow from fields
+        changed = made_otherwise(self.method, made_with, given)
+        own = {name: changed.pop(name) for name in ("memory_size", "classifier") if name in changed}
+        return self.replace(**own, options={**changed, **self.options}) if changed or own else self
 
     def make_learner(self, image_shape: tuple[int, int, int], classes: int) -> Learner:
         """The learner of this configuration, which has learned nothing yet."""

@@ -26,7 +26,7 @@ def look_into(folder: Path, config: RunConfig, resume: bool, overwrite: bool) ->
     if (folder / RESULT).exists():
         if resume:
             result = Result.load(folder / RESULT)
-            same_config(config, result.config, result.machine, folder / RESULT)
+            same_config(config, result.run_config(), result.machine, folder / RESULT)
             return result
         raise InputError(_taken(folder, "a finished run"))
     if (folder / CHECKPOINT).exists() and not resume:
@@ -42,9 +42,9 @@ def _taken(folder: Path, what: str) -> str:
     )
 
 
-def same_config(config: RunConfig, saved: dict[str, Any], machine: dict[str, Any], path: Path) -> None:
+def same_config(config: RunConfig, saved: RunConfig, machine: dict[str, Any], path: Path) -> None:
     """Refuse to go on with a run that has another configuration; "auto" stands for what the run was made with."""
-    one, other = (_settled(either, machine) for either in (config, RunConfig.from_dict(saved)))
+    one, other = (_settled(either, machine) for either in (config, saved))
     differences = one.differences(other)
     if differences:
         raise CheckpointError(

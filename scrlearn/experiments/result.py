@@ -125,8 +125,8 @@ class Result:
         return cls.from_dict(values)
 
     def run_config(self) -> RunConfig:
-        """The configuration, ready to run again."""
-        return RunConfig.from_dict(self.config)
+        """The configuration, ready to run again; options whose defaults have changed since are named."""
+        return RunConfig.from_dict(self.config).as_made(self.method_options)
 
     def curve(self, classifier: str | None = None) -> list[float]:
         """Mean accuracy on the tasks seen so far, after each task; NaN where it cannot be computed."""

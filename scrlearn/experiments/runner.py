@@ -364,6 +364,7 @@ class Session:
         return {
             "kind": "run",
             "config": self.config.to_dict(),
+            "made_with": self.config.all_options(len(self.stream.class_names)),
             "position": [self.position.task, self.position.step],
             "record": dataclasses.asdict(self.record),
             "seconds": self.stopwatch.seconds(),
@@ -387,7 +388,7 @@ class Session:
     def _check_belongs(self, path: Path, about: dict[str, Any]) -> None:
         if about.get("kind") != "run":
             raise CheckpointError(f'"{path}" is not the checkpoint of a run; choose another folder.')
-        same_config(self.config, about["config"], about["machine"], path)
+        same_config(self.config, _config_of(about), about["machine"], path)
         if about["stream"] != self._stream_id:
             raise CheckpointError(
                 f'The data set "{self.config.dataset}" is not the one that the run in {path.parent} began with (other '
@@ -497,11 +498,16 @@ def load_learner(path: str | os.PathLike[str], device: str | torch.device = "aut
         raise CheckpointError(f'"{path}" is not the checkpoint of a run.')
     place = _place(about["machine"]["device"], device)
     precision = nearest_precision(about["machine"]["precision"], place)
-    config = RunConfig.from_dict(about["config"]).replace(device=str(place), precision=precision)
+    config = _config_of(about).replace(device=str(place), precision=precision)
     channels, height, width = about["image_shape"]
     learner = config.make_learner((channels, height, width), len(about["class_names"]))
     learner.load_state_dict(state)
     return learner, list(about["class_names"])
+
+
+def _config_of(about: dict[str, Any]) -> RunConfig:
+    """The configuration in a checkpoint."""
+    return RunConfig.from_dict(about["config"]).as_made(about.get("made_with", {}))
 
 
 def _place(before: str, wanted: str | torch.device) -> torch.device:

@@ -220,15 +220,13 @@ class Store:
 
     def has(self, config: RunConfig, artefacts: Sequence[str] = ()) -> bool:
         """Whether a run is there, with these artefacts."""
-        key = run_key(config)
-        with self._reading() as db:
-            there = db.execute("SELECT 1 FROM runs WHERE key = ?", (key,)).fetchone() is not None
-            names = {name for (name,) in db.execute("SELECT name FROM artefacts WHERE key = ?", (key,))}
-        return there and names.issuperset(artefacts)
+        entry = self.get(config)
+        return entry is not None and entry.artefacts.keys() >= set(artefacts)
 
     def get(self, config: RunConfig) -> Entry | None:
         """A run, if it is there."""
-        return next(iter(self.query(key=run_key(config))), None)
+        key = run_key(config)
+        return next((entry for entry in self.query(key=key) if entry.key == key), None)  # see `_put`
 
     def find(self, key: str) -> Entry:
         """The run whose key begins like this."""
@@ -242,7 +240,8 @@ class Store:
 
     def seeds(self, config: RunConfig) -> list[Entry]:
         """All runs that differ from this configuration in their seed alone."""
-        return self.query(family=family_key(config))
+        family = family_key(config)
+        return [entry for entry in self.query(family=family) if family_key(entry.config) == family]
 
     def query(self, **filters: Any) -> list[Entry]:
         """Runs with these properties, in a fixed order.
@@ -385,6 +384,10 @@ def _result(document: bytes) -> Result:
 def _put(db: sqlite3.Connection, entry: Entry) -> Merged:
     """Write a run, or what of it is better than what is there."""
     old = _read(db, entry.key)
+    if old is not None and old.key != entry.key:  # made with defaults that have changed since: another run by now
+        db.execute("DELETE FROM runs WHERE key = ?", (entry.key,))
+        _put(db, old)
+        old = None
     if old is None:
         _write(db, entry)
         return Merged(new=1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
@@ -257,6 +258,36 @@ def make_learner(method: str, *, image_shape: tuple[int, int, int], **options: A
     return spec.learner(image_shape=image_shape, **surroundings, **arguments)
 
 
+def made_otherwise(
+    method: str, made_with: Mapping[str, Any], given: Collection[str], without_tasks: bool = False
+) -> dict[str, Any]:
+    """The options that a learner was made with, and would not be made with today since a default has changed.
+
+    Parameters
+    ----------
+    method
+        Its name.
+    made_with
+        Options with the values they had. Those it did not have yet are left to today's defaults, which change nothing.
+    given
+        Names that somebody chose, so that no default counts.
+    without_tasks
+        Whether it was made where nobody says that a task is over.
+
+    Examples
+    --------
+    >>> made_otherwise("er", {"memory_size": 500, "learning_rate": 0.1, "mirror": False}, given=[])
+    {'memory_size': 500}
+    """
+    spec = find_method(method)
+    parts = spec.parameters(**{role: made_with[role] for role in PARTS if isinstance(made_with.get(role), str)})
+    today = {**parts, **spec.parameters()}  # who the parts are by default, and what those chosen take
+    today |= spec.without_tasks if without_tasks else {}
+    return {
+        name: value for name, value in made_with.items() if name not in given and name in parts and value != today[name]
+    }
+
+
 def _check_kind(name: str, value: Any, default: Any) -> None:
     """Refuse what is of another kind than the default: text for a number, a number for a switch."""
     number = isinstance(value, Real) and not isinstance(value, bool)
@@ -291,7 +322,8 @@ def _classes(learner: type[Learner]) -> list[type]:
     return [cls for cls in learner.__mro__ if issubclass(cls, Learner) and "__init__" in vars(cls)]
 
 
-def _signature(part: type) -> dict[str, Any]:
+@functools.cache
+def _signature(part: type) -> Mapping[str, Any]:
     """Names and defaults of what a part takes."""
     if part.__init__ is object.__init__:  # type: ignore[misc]
         return {}

@@ -357,7 +357,11 @@ class Service:
             "problems": list(worker.troubles.values()),
             "notes": self.notes,
             "version": __version__,
-            "model": {**asdict(self.config), "options": dict(self.config.options)},
+            "model": {
+                name: dict(value) if name == "options" else value
+                for name, value in asdict(self.config).items()
+                if name != "made_with"
+            },
             "classes": len(replica.labels),
             "steps": replica.steps,
             "images": worker.images,

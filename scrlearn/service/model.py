@@ -79,13 +79,12 @@ def make_model(config: ModelConfig, encoder: nn.Module | None = None) -> ServedC
         config.method,
         memory_size=config.memory_size,
         encoder=encoder,
-        classifier=config.classifier,
         batch_size=config.batch_size,
         device=config.device,
         precision=config.precision,
         seed=config.seed,
         image_size=config.image_size,
-        **config.options,
+        **config.all_options(),
     ).check(config.image_shape)
 
 

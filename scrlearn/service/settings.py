@@ -8,9 +8,11 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, ClassVar
 
 from scrlearn.errors import CheckpointError, InputError
+from scrlearn.learners.methods import find_method, made_otherwise
 
 FORMAT = 1
 DEFAULT_ENCODER = "reduced-resnet18"
@@ -46,6 +48,8 @@ class ModelConfig:
         on the number of threads, so it belongs to the state.
     options
         Options of the method's parts.
+    made_with
+        All options with the values they had when the state was made, so that a later version's defaults change nothing.
 
     Examples
     --------
@@ -66,6 +70,7 @@ class ModelConfig:
     precision: str = "auto"
     threads: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    made_with: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     AUTOMATIC: ClassVar[Mapping[str, Any]] = {"device": "auto", "precision": "auto", "threads": 0}
     """Values that leave the choice to the service."""
@@ -95,7 +100,17 @@ class ModelConfig:
         device = resolve_device(self.device)
         precision = resolve_precision(self.precision, device, self.image_shape)
         threads = self.threads or max(1, cores() // 2)
-        return dataclasses.replace(self, device=str(device), precision=precision, threads=threads)
+        spec = find_method(self.method)
+        every = spec.parameters(**{**spec.without_tasks, **self.options})
+        plain = {name: value for name, value in every.items() if value is None or isinstance(value, bool | Real | str)}
+        return dataclasses.replace(self, device=str(device), precision=precision, threads=threads, made_with=plain)
+
+    def all_options(self) -> dict[str, Any]:
+        """Options, and those whose defaults have changed since the state was made."""
+        chosen = {"classifier": self.classifier} if self.classifier is not None else {}
+        given = [*self.options, *chosen, "memory_size", "precision"]
+        changed = made_otherwise(self.method, self.made_with, given, without_tasks=True)
+        return {"classifier": None, **changed, **chosen, **self.options}
 
     def to_json(self) -> str:
         """As JSON."""

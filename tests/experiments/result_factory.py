@@ -33,4 +33,5 @@ def made_up(seed: int = 0, accuracy: float = 0.5, template: Result | None = None
         average_accuracy=accuracy,
         by_classifier=figures,
         config=config.to_dict(),
+        method_options=config.all_options(len(result.class_names)),
     )
