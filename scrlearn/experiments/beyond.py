@@ -116,8 +116,8 @@ def runs_for(
     ----------
     target
         "beyond": SCR and `scr+`, in all nine cells of Table 1. "beyond-ablations": each part added and taken away, on
-        CIFAR-100 with 2,000 and CIFAR-10 with 500 images. "beyond-wide": `scr+` with the
-        full ResNet18, in all nine cells.
+        CIFAR-100 with 2,000 and CIFAR-10 with 500 images. "beyond-wide": `scr+` with the full ResNet18, in all nine
+        cells.
     datasets, methods, memory
         Only these; None: all.
     seeds
