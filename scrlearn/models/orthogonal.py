@@ -101,6 +101,7 @@ class Matrices:
         device = self.weights[0].device if layers else None
         self.lengths = torch.tensor([_length(layer.weight) for layer in layers], device=device)
         self._roots = [math.sqrt(_smaller_side(layer)) for layer in layers]
+        self._roots_there = torch.tensor(self._roots, device=device)  # a recorded step takes no numbers from the host
 
     @torch.no_grad()
     def turn(
@@ -120,11 +121,10 @@ class Matrices:
         own, past = (scale * (1 + momentum), momentum**2) if velocities else (1.0, 0.0)
         rule = cuda_turn.Rule(own, past, math.sqrt(1 - rate**2), POLYNOMIAL, ROUNDS)
         weights, slopes, older = (self._matrices(each) for each in (self.weights, gradients, velocities))
-        steps = [rate / root for root in self._roots]
         if cuda_turn.suits(weights):
-            cuda_turn.turn(weights, slopes, older or None, steps, self.lengths, rule)
+            cuda_turn.turn(weights, slopes, older or None, [rate / root for root in self._roots], self.lengths, rule)
         else:
-            self._turn(weights, slopes, older, self.lengths * self.lengths.new_tensor(steps), rule)
+            self._turn(weights, slopes, older, rate * self.lengths / self._roots_there, rule)
         if velocities:
             torch._foreach_mul_(list(velocities), momentum)
             torch._foreach_add_(list(velocities), list(gradients), alpha=scale)

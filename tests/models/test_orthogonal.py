@@ -83,6 +83,17 @@ def test_a_step_is_the_formula(form):
     torch.testing.assert_close(layer.weight.detach(), moved, atol=1e-5, rtol=1e-4)
 
 
+def test_a_step_takes_no_numbers_from_the_host(monkeypatch):
+    """A copy from the host cannot be recorded as a part of a CUDA graph."""
+    layer = nn.Linear(6, 4)
+    found, gradient = Matrices(layer), drawn(4, 6)
+    for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (torch.Tensor, "new_tensor")):
+        monkeypatch.setattr(owner, name, lambda *given, **named: pytest.fail("made of numbers of the host"))
+    before = layer.weight.detach().clone()
+    found.turn([gradient], 0.02, [torch.zeros(4, 6)], 0.9)
+    assert not torch.equal(layer.weight.detach(), before)
+
+
 def test_lengths_stay_about_what_they_were():
     layer = nn.Linear(40, 30)
     length, found = float(layer.weight.detach().norm()), Matrices(layer)
