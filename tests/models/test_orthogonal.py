@@ -174,7 +174,7 @@ def test_kernels_turn_as_torch_does_and_always_alike(width, monkeypatch):
             monkeypatch.setattr(cuda_turn, "suits", lambda weights: False)
         else:
             monkeypatch.undo()
-            assert cuda_turn.suits(found.weights)
+            assert cuda_turn.suits(found._matrices(found.weights))
         found.turn(gradients, 0.05, velocities, 0.9)
         moved.append([w.detach().clone() for w in found.weights])
     for plain, first, *others in zip(*moved, strict=True):
