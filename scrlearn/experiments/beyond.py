@@ -143,12 +143,12 @@ def runs_for(
     unique: dict[str, RunConfig] = {}
     for dataset, size in _cells(target):
         if (datasets is None or dataset in datasets) and (memory is None or size in memory):
-            for seed in numbers:
-                for config in _cell(target, dataset, size, seed, common):
-                    if review:
-                        config = config.replace(options={**config.options, "review": True})
-                    if methods is None or config.method in methods:
-                        unique.setdefault(run_key(config), config)
+            by_seed = [_cell(target, dataset, size, seed, common) for seed in numbers]
+            for config in (config for seeds in zip(*by_seed, strict=True) for config in seeds):
+                if review:
+                    config = config.replace(options={**config.options, "review": True})
+                if methods is None or config.method in methods:
+                    unique.setdefault(run_key(config), config)
     if not unique:
         raise InputError(f"Nothing of {target} is left with these data sets, methods, memory sizes and seeds.")
     return list(unique.values())

@@ -24,12 +24,13 @@ from scrlearn.engine import most_side_by_side, why_not_graph
 from scrlearn.errors import CheckpointError
 from scrlearn.experiments.artefacts import collect
 from scrlearn.experiments.config import RunConfig
-from scrlearn.experiments.identity import family_key
+from scrlearn.experiments.identity import family_key, kind_key
 from scrlearn.experiments.record import Moment
 from scrlearn.experiments.result import Result
 from scrlearn.experiments.runner import run_together
 
 SWEEP_CHECKPOINT_SECONDS = 60.0
+ENOUGH_ALIKE = 8
 
 
 @dataclass(frozen=True)
@@ -166,12 +167,16 @@ class LocalDevice:
             yield from outcomes
 
     def _groups(self, jobs: Iterable[Job]) -> Iterator[list[Job]]:
-        """Neighbours that may run side by side, as long as there is room for one more."""
+        """Neighbours that may run side by side, as long as there is room for one more.
+
+        Runs that take turns take the same time, whatever their method. So where there are enough of one kind, runs of
+        another wait for the next group: then both have times of their own.
+        """
         group: list[Job] = []
         taken = 0.0
         for job in jobs:
             share = self._share_or_alone(job)
-            if group and (taken + share > 1 + 1e-9 or _kind(job.config) != _kind(group[0].config)):
+            if group and (taken + share > 1 + 1e-9 or not _may_join(job.config, [one.config for one in group])):
                 yield group
                 group, taken = [], 0.0
             group.append(job)
@@ -202,6 +207,12 @@ class LocalDevice:
         if why_not_graph(learner) or not config.drop_last or not isinstance(dataset.train, ArrayImages):
             return 1  # eagerly, one after the other
         return most_side_by_side(learner, self.parallel)
+
+
+def _may_join(config: RunConfig, group: Sequence[RunConfig]) -> bool:
+    if _kind(config) != _kind(group[0]):
+        return False
+    return len(group) < ENOUGH_ALIKE or kind_key(config) == kind_key(group[-1])
 
 
 def _kind(config: RunConfig) -> tuple[object, ...]:

@@ -96,6 +96,15 @@ def family_key(config: RunConfig) -> str:
     return digest({name: value for name, value in identity(config).items() if name != "seed"})
 
 
+def kind_key(config: RunConfig) -> str:
+    """The name that runs share which differ in their seed and memory size alone: their steps are alike.
+
+    >>> kind_key(RunConfig(memory_size=20, seed=1)) == kind_key(RunConfig(memory_size=50)) != kind_key(RunConfig("er"))
+    True
+    """
+    return digest({name: value for name, value in identity(config).items() if name not in ("seed", "memory_size")})
+
+
 def describe(config: RunConfig, seed: bool = True) -> str:
     """A run in a line.
 

@@ -59,7 +59,8 @@ class Result:
     versions
         Of this package and of those that compute.
     seconds
-        Wall time by kind of work, and in total.
+        Wall time by kind of work, and in total; how many runs were side by side on the device, and how many of these
+        were of this kind (see `kind_key`): runs that take turns take the same time, whatever they do in it.
     """
 
     method: str

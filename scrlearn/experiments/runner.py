@@ -8,6 +8,7 @@ import os
 import platform
 import time
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from scrlearn.engine import run as run_engine
 from scrlearn.errors import CheckpointError, InputError
 from scrlearn.experiments.config import RunConfig
 from scrlearn.experiments.folders import CHECKPOINT, RESULT, SUMMARY, look_into, make_room, same_config
-from scrlearn.experiments.identity import family_key
+from scrlearn.experiments.identity import family_key, kind_key
 from scrlearn.experiments.loop import ImagesAtHand, evaluate
 from scrlearn.experiments.record import Moment, Record, Stopwatch, Watch
 from scrlearn.experiments.result import Result, readable_json, summary_dict
@@ -164,8 +165,9 @@ def _numbered(progress: Watch, run: int) -> Watch:
 def _lead(sessions: list[Session], engine: str) -> None:
     """Lead all sessions to the end of their streams; where one is stopped, all are saved."""
     with stop_requests(active=any(session.folder is not None for session in sessions)) as stop_request:
+        kinds = Counter(kind_key(session.config) for session in sessions)
         for session in sessions:
-            session.begin(stop_request, len(sessions))
+            session.begin(stop_request, len(sessions), kinds[kind_key(session.config)])
         try:
             run_engine(
                 [session.learner for session in sessions],
@@ -207,7 +209,7 @@ class Session:
         self._finishing: tuple[int, int] | None = None
         self.test_images = ImagesAtHand()
         self.stop_request: list[int] = []
-        self.side_by_side = 1
+        self.side_by_side, self.alike = 1, 1
         self.checkpoint_seconds, self._saved_at = checkpoint_seconds, time.monotonic()
         self._shown_at, self._shown = time.monotonic(), (0, 0.0)
 
@@ -218,9 +220,9 @@ class Session:
             if resume and (self.folder / CHECKPOINT).is_file():
                 self.load(self.folder / CHECKPOINT)
 
-    def begin(self, stop_request: list[int], side_by_side: int) -> None:
-        """Training starts, beside so many others."""
-        self.stop_request, self.side_by_side = stop_request, side_by_side
+    def begin(self, stop_request: list[int], side_by_side: int, alike: int) -> None:
+        """Training starts: so many runs share the device, and so many of them are of this kind."""
+        self.stop_request, self.side_by_side, self.alike = stop_request, side_by_side, alike
         self.stopwatch.switch("training")
         self._shown_at, self._shown = time.monotonic(), (self._steps_done(), self.stopwatch.spent["training"])
 
@@ -454,7 +456,7 @@ class Session:
             method_options=options,
             machine=self._machine(),
             versions=versions(),
-            seconds={**self.stopwatch.seconds(), "side_by_side": self.side_by_side},
+            seconds={**self.stopwatch.seconds(), "side_by_side": self.side_by_side, "alike": self.alike},
         )
 
 

@@ -281,6 +281,27 @@ def test_run_times_are_those_of_one_machine_and_shared_by_runs_side_by_side() ->
     assert "2 ran side by side" in data.notes[0]
 
 
+def beside_others(one: Entry) -> Entry:
+    """The same run, but made while another kind of run took turns with it."""
+    seconds = {**one.result.seconds, "alike": 1}
+    return dataclasses.replace(one, result=dataclasses.replace(one.result, seconds=seconds))
+
+
+def test_runs_that_took_turns_with_others_have_no_time() -> None:
+    config = {method: config_for(method, "cifar100", 2000) for method in ("er", "mir", "scr")}
+    mixed = [beside_others(one) for one in entries([config["er"]])]
+    own = entries([config["scr"]])
+    blocks = section(build([*mixed, *own]), "Figure 6: run time, training and inference")
+    data = pictures([*mixed, *own])["run-time"]
+    assert data.data["seconds"].keys() == {"SCR"}
+    left_out = next(block.text for block in blocks if isinstance(block, Text) and "Left out" in block.text)
+    assert "Left out are ER" in left_out
+    assert "MIR" not in left_out  # that was not run at all
+    missing = next(block for block in blocks if isinstance(block, Missing))
+    assert "MIR" in missing.what
+    assert "ER," not in missing.what
+
+
 # ---------------------------------------------------------------------------------------------------------- scr+
 
 
@@ -311,7 +332,12 @@ def test_times_are_compared_where_both_ran_on_one_day() -> None:
     shared = [one for one in runs if one.date.startswith("2026-01-02")]
     seconds = {one.result.method: seconds_of(one) for one in shared}
     assert len(seconds) == 2
-    for some, said in ((runs, f"time {seconds['scr+'] / seconds['scr']:.2f}"), (runs[:1] + runs[2:], "")):
+    together = [beside_others(one) for one in runs]
+    for some, said in (
+        (runs, f"time {seconds['scr+'] / seconds['scr']:.2f}"),
+        (runs[:1] + runs[2:], ""),
+        (together, ""),
+    ):
         table = next(block for block in section(build(some), "Beyond the paper") if isinstance(block, Table))
         row = next(row for row in table.rows if row[0] == "CIFAR-100, M = 2k")
         cell = row[list(table.head).index("`scr+`")]

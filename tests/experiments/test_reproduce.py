@@ -246,12 +246,37 @@ def test_groups_have_one_data_set_and_room_for_all() -> None:
     assert [len(group) for group in LocalDevice()._groups(jobs[:3])] == [1, 1, 1]  # a CPU
 
 
+def test_where_there_are_enough_of_a_kind_nobody_else_joins_them() -> None:
+    """Runs that take turns take the same time; so each method has a time of its own."""
+
+    class Roomy(LocalDevice):
+        def _share(self, config: RunConfig) -> float:
+            return 1 / 16
+
+    def jobs(*counts: int) -> list[Job]:
+        """So many of each method, with two memory sizes."""
+        return [
+            Job(TINY.replace(method=method, memory_size=20 + 10 * (n % 2), seed=n), Path())
+            for method, count in zip(("er", "scr", "mir"), counts, strict=False)
+            for n in range(count)
+        ]
+
+    def groups(*counts: int) -> list[list[str]]:
+        return [[job.config.method for job in group] for group in Roomy()._groups(jobs(*counts))]
+
+    assert groups(8, 8) == [["er"] * 8, ["scr"] * 8]
+    assert groups(20, 2) == [["er"] * 16, ["er"] * 4 + ["scr"] * 2]
+    assert groups(3, 3, 12) == [["er"] * 3 + ["scr"] * 3 + ["mir"] * 10, ["mir"] * 2]
+
+
 def test_different_methods_side_by_side(store: Store, alone: dict[str, Any]) -> None:
     notes = Notes()
     report = sweep(THREE, store, FourAtATime(), [notes])
     assert report.finished == 3
     assert figures(store) == alone
     assert {entry.result.seconds["side_by_side"] for entry in store.query()} == {3}
+    alike = [(entry.config.method, entry.result.seconds["alike"]) for entry in store.query()]
+    assert sorted(alike) == [("er", 2), ("er", 2), ("fine-tune", 1)]
     assert {key for key, _ in notes.moments} == set(alone)
 
 
@@ -634,3 +659,4 @@ def test_groups_on_a_gpu_give_what_each_gives_alone(store: Store) -> None:
     assert sweep(configs, store, LocalDevice()).finished == 6
     assert figures(store) == alone
     assert {entry.result.seconds["side_by_side"] for entry in store.query()} == {6}
+    assert {entry.result.seconds["alike"] for entry in store.query()} == {2}

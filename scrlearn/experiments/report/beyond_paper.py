@@ -15,6 +15,7 @@ from scrlearn.experiments.report.runs import (
     command,
     difference_text,
     figure_text,
+    has_own_time,
     place_text,
     seconds_of,
     size_text,
@@ -50,15 +51,21 @@ def gain(runs: Runs, better: RunConfig, base: RunConfig) -> Interval | None:
 
 
 def _time(runs: Runs, slower: RunConfig, base: RunConfig) -> str:
-    """How many times as long, on the same machine and the same day: the engine becomes faster as time goes by."""
+    """How many times as long, on the same machine and the same day: the engine becomes faster as time goes by.
+
+    Empty where nobody can say, as of runs of both that took turns on one device.
+    """
     means = []
     for config in (slower, base):
         alike: dict[tuple[str, str], list[float]] = {}
-        for entry in runs.seeds(config):
+        for entry in filter(has_own_time, runs.seeds(config)):
             alike.setdefault((entry.result.machine["name"], entry.date[:10]), []).append(seconds_of(entry))
         means.append({name: sum(values) / len(values) for name, values in alike.items()})
-    both = sorted(means[0].keys() & means[1].keys())
-    return f"{means[0][both[0]] / means[1][both[0]]:.2f}" if both and means[1][both[0]] else ""
+    both = means[0].keys() & means[1].keys()
+    if not both:
+        return ""
+    last = max(both, key=lambda place: (place[1], place[0]))
+    return f"{means[0][last] / means[1][last]:.2f}" if means[1][last] else ""
 
 
 def comparison(runs: Runs, order: Order) -> list[Block]:

@@ -8,7 +8,15 @@ from typing import Any
 
 from scrlearn.experiments.protocol import ABLATIONS, FIGURES, RECIPES, STUDY, Ablation, Figure, config_for, paper
 from scrlearn.experiments.report.document import Block, Code, Missing, Picture, Section, Text
-from scrlearn.experiments.report.runs import Runs, command, place_text, seconds_of, seeds_text, values_of
+from scrlearn.experiments.report.runs import (
+    Runs,
+    command,
+    has_own_time,
+    place_text,
+    seconds_of,
+    seeds_text,
+    values_of,
+)
 from scrlearn.experiments.store import Entry
 
 Place = tuple[str, int]
@@ -44,9 +52,11 @@ def _made_by(place: Place, methods: Sequence[str]) -> str:
     return command("figures", [place[0]], methods, memory)
 
 
-def _with_missing(figure: Figure, place: Place, found: Found, picture: Callable[[], Picture]) -> list[Block]:
-    """The picture if there is anything to show, and what is missing in it."""
-    lacking = [method for method in figure.methods if method not in found]
+def _with_missing(
+    figure: Figure, place: Place, found: Found, picture: Callable[[], Picture], but: Sequence[str] = ()
+) -> list[Block]:
+    """The picture if there is anything to show, and what is missing in it, but for some that are told elsewhere."""
+    lacking = [method for method in figure.methods if method not in found and method not in but]
     where = f"{_titles(lacking)} on {place_text(*place)}"
     blocks: list[Block] = [picture()] if found else []
     return [*blocks, Missing(where, _made_by(place, lacking))] if lacking else blocks
@@ -203,7 +213,7 @@ def _accuracy(figure: Figure, place: Place, runs: Runs) -> list[Block]:
 
 
 def _run_time(figure: Figure, place: Place, runs: Runs) -> list[Block]:
-    everywhere = _find(figure, place, runs)
+    everywhere = _find(figure, place, runs, has_own_time)
     machines = Counter({(e.result.machine["name"], m): 1 for m, entries in everywhere.items() for e in entries})
     by_machine = Counter(name for name, _ in machines)
     # one machine for all bars: the one that has run the most methods
@@ -228,7 +238,14 @@ def _run_time(figure: Figure, place: Place, runs: Runs) -> list[Block]:
             _made_by(place, figure.methods),
         )
 
-    return _with_missing(figure, place, found, picture)
+    made = _find(figure, place, runs)
+    timeless = [method for method in made if method not in everywhere]
+    blocks = _with_missing(figure, place, found, picture, but=timeless)
+    if timeless:
+        again = f"{_made_by(place, timeless)} --store again.db"
+        why = "made while runs of other methods took turns with them on the device, and so without a time of their own"
+        blocks.append(Text(f"Left out are {_titles(timeless)}: {why}. Made again, each method by itself: `{again}`"))
+    return blocks
 
 
 BUILDERS: dict[str, Callable[[Figure, Place, Runs], list[Block]]] = {

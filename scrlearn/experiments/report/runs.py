@@ -71,6 +71,12 @@ def seconds_of(entry: Entry) -> float:
     return (seconds["training"] + seconds["evaluation"]) / seconds.get("side_by_side", 1)
 
 
+def has_own_time(entry: Entry) -> bool:
+    """Whether all runs beside it were of its kind: those that take turns take the same time, whatever they do in it."""
+    seconds = entry.result.seconds
+    return seconds.get("alike", seconds.get("side_by_side", 1)) >= seconds.get("side_by_side", 1)
+
+
 # --------------------------------------------------------------------------------------------------------------- words
 
 
