@@ -188,15 +188,17 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._forget_answers()
         return self.finish()
 
-    def partial_fit(self, images: Images, labels: Labels, *, progress: bool = False) -> Self:
+    def partial_fit(self, images: Images, labels: Labels, classes: object = None, *, progress: bool = False) -> Self:
         """Learn more images; their classes may be known or new.
 
         Parameters
         ----------
         images
-            uint8 NumPy N×H×W×C or N×H×W, uint8 torch N×C×H×W, or a list of PIL images; any number of them.
+            uint8 NumPy N×H×W×C or N×H×W, uint8 torch N×C×H×W, or a list of PIL images or paths; any number of them.
         labels
             One hashable for each image. Equal values are one class, as for any dictionary: 1, 1.0 and True are.
+        classes
+            Changes nothing: classes may come at any time. It is here because scikit-learn's tools hand it over.
         progress
             Show a progress bar.
         """
@@ -302,7 +304,11 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _build(self, shape: Shape) -> Learner:
         """A new learner for images of this shape."""
         self._check_values()
-        given = {name: value for name, value in self._chosen().items() if value is not None}
+        # NumPy's numbers as Python's: a file holds no others
+        plain = {
+            name: value.item() if isinstance(value, np.generic) else value for name, value in self._chosen().items()
+        }
+        given = {name: value for name, value in plain.items() if value is not None}
         given = {**find_method(self.method).without_tasks, **given}  # nothing is known of the stream
         # parts keep state: each learner needs its own
         given |= {role: copy.deepcopy(given[role]) for role in PARTS if role in given}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -16,12 +17,12 @@ from torch import Tensor
 from scrlearn.errors import InputError
 
 Images: TypeAlias = Any
-"""uint8 NumPy N×H×W×C or N×H×W, uint8 torch N×C×H×W or N×H×W, or a list of PIL images (or of single images)."""
+"""uint8 NumPy N×H×W×C or N×H×W, uint8 torch N×C×H×W or N×H×W, or a list of image files, PIL images or arrays."""
 
 Shape: TypeAlias = tuple[int, int, int]
 Array: TypeAlias = np.ndarray[Any, Any]
 
-ACCEPTED = "uint8 NumPy N×H×W×C or N×H×W, uint8 torch N×C×H×W, or a list of PIL images"
+ACCEPTED = "uint8 NumPy N×H×W×C or N×H×W, uint8 torch N×C×H×W, or a list of PIL images or paths"
 _GREY = ("1", "L", "LA", "La")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
@@ -34,9 +35,9 @@ def to_tensor(
     Parameters
     ----------
     images
-        uint8 NumPy N×H×W×C or N×H×W, uint8 torch N×C×H×W or N×H×W, or a list of single images: PIL images, uint8
-        NumPy H×W×C or H×W, uint8 torch C×H×W. PIL images are turned upright as their EXIF says; grey ones stay grey
-        (one channel) where all are, everything else becomes RGB.
+        uint8 NumPy N×H×W×C or N×H×W, uint8 torch N×C×H×W or N×H×W, or a list of single images: PIL images, paths of
+        image files (opened one after the other), uint8 NumPy H×W×C or H×W, uint8 torch C×H×W. Pictures are turned
+        upright as their EXIF says; grey ones stay grey (one channel) where all are, everything else becomes RGB.
     expected
         Channels, height, width that the images must have.
     size
@@ -184,7 +185,7 @@ def _as_list(images: Images) -> list[Any]:
     if isinstance(images, Image.Image):
         raise InputError("One PIL image was given where a batch is expected: give [image].")
     if isinstance(images, str | bytes | PathLike):
-        raise InputError(f"{str(images)!r} is no batch of images; open files with PIL.Image.open and give a list.")
+        raise InputError(f"{str(images)!r} is no batch of images; give a list: [path].")
     if not isinstance(images, Iterable) or isinstance(images, dict | set | frozenset):
         raise InputError(f"A {type(images).__name__} is no batch of images; expected {ACCEPTED}.")
     return list(images)
@@ -194,9 +195,7 @@ def _from_list(images: list[Any], expected: Shape | None, size: tuple[int, int] 
     if not images:
         raise InputError("There are no images in this batch; give at least one.")
     for number, image in enumerate(images):
-        if isinstance(image, str | bytes | PathLike):
-            raise InputError(f"images[{number}] is a name, not an image: open files with PIL.Image.open.")
-        if not isinstance(image, Image.Image | np.ndarray | Tensor):
+        if not isinstance(image, Image.Image | np.ndarray | Tensor | str | PathLike):
             raise InputError(f"images[{number}] is a {type(image).__name__}; expected {ACCEPTED}.")
     channels = _channels(images, expected)
     parts = [_single(image, number, channels, size) for number, image in enumerate(images)]
@@ -211,23 +210,26 @@ def _from_list(images: list[Any], expected: Shape | None, size: tuple[int, int] 
 
 def _channels(images: list[Any], expected: Shape | None) -> int:
     """Channels that PIL images get: those learned before, else 1 where every image is grey."""
-    pictures = [image for image in images if isinstance(image, Image.Image)]
-    grey = [_is_grey(picture) for picture in pictures]
+    modes = {n: _mode(image, n) for n, image in enumerate(images) if not isinstance(image, np.ndarray | Tensor)}
+    grey = {number: mode in _GREY or mode.startswith("I") for number, mode in modes.items()}
     if expected is None:
-        return 1 if all(grey) else 3
-    if expected[0] not in _MODES and pictures:
+        return 1 if all(grey.values()) else 3
+    if expected[0] not in _MODES and modes:
         raise InputError(f"Earlier images had {expected[0]} channels, which PIL images cannot have; give arrays.")
-    if expected[0] == 1 and not all(grey):
-        number = grey.index(False)
+    if expected[0] == 1 and not all(grey.values()):
+        number = next(number for number, is_grey in grey.items() if not is_grey)
         raise InputError(
-            f"PIL image number {number} has colours (mode {pictures[number].mode}), but earlier images were grey: "
-            'convert it with image.convert("L").'
+            f"images[{number}] has colours (mode {modes[number]}), but earlier images were grey: convert it with "
+            'image.convert("L").'
         )
     return expected[0]
 
 
 def _single(image: Any, number: int, channels: int, size: tuple[int, int] | None) -> Tensor:
     """One image of a list as C×H×W."""
+    if isinstance(image, str | PathLike):
+        with _opened(image, number) as file:
+            return torch.from_numpy(_picture(file, number, channels, size))
     if isinstance(image, Image.Image):
         return torch.from_numpy(_picture(image, number, channels, size))
     if image.ndim not in (2, 3):
@@ -242,8 +244,22 @@ def _single(image: Any, number: int, channels: int, size: tuple[int, int] | None
     return (_resize(x, size) if size is not None and min(x.shape) > 0 else x)[0]
 
 
-def _is_grey(image: Image.Image) -> bool:
-    return image.mode in _GREY or image.mode.startswith("I")
+def _mode(image: Any, number: int) -> str:
+    if isinstance(image, Image.Image):
+        return image.mode
+    with _opened(image, number) as file:
+        return file.mode
+
+
+@contextlib.contextmanager
+def _opened(path: str | PathLike[str], number: int) -> Iterator[Image.Image]:
+    """An image file, closed again at once: there may be more of them than a process can have open."""
+    try:
+        file = Image.open(path)
+    except (OSError, Image.DecompressionBombError) as error:
+        raise InputError(f"images[{number}] cannot be read ({error}); replace it or leave it out.") from error
+    with file:
+        yield file
 
 
 def _picture(image: Image.Image, number: int, channels: int, size: tuple[int, int] | None) -> Array:

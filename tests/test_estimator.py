@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from sklearn.base import clone, is_classifier
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
-from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score, learning_curve
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
@@ -140,6 +140,11 @@ class TestConventions:
     def test_cross_validation_and_search(self):
         images, labels = stream([0, 1], per_class=12)
         assert cross_val_score(classifier(), images, labels, cv=2).shape == (2,)
+        sizes, *scores = learning_curve(
+            classifier(), images, labels, train_sizes=[0.5, 1.0], cv=2, exploit_incremental_learning=True
+        )
+        assert [score.shape for score in scores] == [(len(sizes), 2)] * 2
+        assert np.isfinite(scores).all()
         search = GridSearchCV(classifier(), {"learning_rate": [0.01, 0.1], "method": ["er", "fine-tune"]}, cv=2)
         assert search.fit(images, np.array(labels)).best_params_["method"] in ("er", "fine-tune")
 
@@ -795,6 +800,13 @@ class TestFiles:
             clf.partial_fit(MORE, MORE_LABELS)
         assert resumed.digest() == whole.digest()
         assert (resumed.predict(IMAGES) == whole.predict(IMAGES)).all()
+
+    @pytest.mark.parametrize("name", ["memory_size", "memory_batch", "updates_per_batch"])
+    def test_numbers_of_numpy_are_as_good_as_pythons(self, name, tmp_path):
+        clf, plain = fitted(**{name: np.int64(2)}), fitted(**{name: 2})
+        assert clf.digest() == plain.digest()
+        resumed = OnlineClassifier.load(clf.save(tmp_path / "model"), encoder=small())
+        assert resumed.partial_fit(MORE, MORE_LABELS).digest() == plain.partial_fit(MORE, MORE_LABELS).digest()
 
     def test_parameters_come_back(self, tmp_path):
         clf = OnlineClassifier("scr", memory_size=np.int64(9), image_size=(8, 8), device="cpu", temperature=0.3, seed=4)

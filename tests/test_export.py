@@ -512,6 +512,15 @@ def test_command_says_what_is_wrong(tmp_path) -> None:
     assert (tmp_path / "default.pt").exists()
 
 
+def test_scores_of_many_thousands_are_compared_as_exactly_as_float32_holds_them() -> None:
+    scores = np.array([[454_207.4, 454_207.1, -np.inf]], dtype=np.float32)
+    assert 0.05 < scrlearn.export._last_digits(scores) < 0.06
+    assert scrlearn.export._last_digits(np.array([[20.0]], dtype=np.float32)) < 1e-5
+    scrlearn.export._check_difference(0.007, 0.05)
+    with pytest.raises(ExportError, match="does not answer as the model does"):
+        scrlearn.export._check_difference(0.007)
+
+
 # -------------------------------------------------------------------------------------------------------- the page
 
 
@@ -521,7 +530,11 @@ def test_the_code_of_the_page_runs(tmp_path, monkeypatch, capsys) -> None:
     clf = taught()
     export(clf, "model.pt", "torchscript")
     picture = pictures(4, seed=9)[3, :, :, 0]
-    Image.fromarray(picture).save("cat.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a photograph that is stored on its side, and is no square
+    Image.fromarray(picture).resize((24, 16)).save("cat.png", exif=exif)
+    picture = Image.open("cat.png")
+    clf.set_params(image_size=8)
     blocks = sorted(BLOCKS, key=lambda block: "import export" not in block)  # the one that writes, first
     assert len(blocks) == 3
     for block in blocks:

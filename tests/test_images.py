@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import os
+import resource
 import warnings
 from pathlib import Path
 
@@ -122,6 +124,27 @@ class TestPictures:
         image.getexif()[0x0112] = 6  # to be turned by a quarter
         assert torch.equal(to_tensor([image])[0], to_tensor([image.transpose(Image.Transpose.ROTATE_270)])[0])
 
+    def test_files_are_opened_one_after_the_other(self, tmp_path):
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        Image.fromarray(COLOUR[0]).save(tmp_path / "a.png", exif=exif)
+        paths = [tmp_path / "a.png", str(tmp_path / "a.png")] * 40
+        opened = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, opened[1]))
+        try:
+            x = to_tensor(paths)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, opened)
+        assert torch.equal(x, to_tensor([Image.open(paths[0])]).expand(80, -1, -1, -1))
+
+    def test_grey_files_stay_grey_only_where_all_are(self, tmp_path):
+        Image.fromarray(GREY[0]).save(tmp_path / "grey.png")
+        Image.fromarray(COLOUR[0]).save(tmp_path / "colour.png")
+        assert to_tensor([tmp_path / "grey.png"]).shape[1] == 1
+        assert to_tensor([tmp_path / "grey.png", Image.fromarray(COLOUR[0])]).shape[1] == 3
+        with pytest.raises(InputError, match=r"images\[0\] has colours"):
+            to_tensor([tmp_path / "colour.png"], expected=(1, 9, 7))
+
     def test_a_truncated_file_is_named(self):
         file = io.BytesIO()
         Image.fromarray(pixels(64, 64, 3)).save(file, format="JPEG")
@@ -184,9 +207,10 @@ BAD = [
     ([], {}, "no images in this batch"),
     (pixels(2, 0, 7, 3), {}, "have no pixels"),
     (Image.new("RGB", (4, 4)), {}, r"give \[image\]"),
-    ("cat.png", {}, "open files with PIL"),
-    (Path("cat.png"), {}, "open files with PIL"),
-    (["cat.png"], {}, r"images\[0\] is a name"),
+    ("cat.png", {}, "no batch of images; give a list"),
+    (Path("cat.png"), {}, "no batch of images; give a list"),
+    (["no-cat.png"], {}, r"images\[0\] cannot be read .*no-cat"),
+    ([b"cat.png"], {}, r"images\[0\] is a bytes"),
     ([[1, 2], [3, 4]], {}, r"images\[0\] is a list"),
     (None, {}, "A NoneType is no batch"),
     ({"image": 1}, {}, "A dict is no batch"),
@@ -194,7 +218,7 @@ BAD = [
     ([COLOUR], {}, r"images\[0\] has shape 4×9×7×3; expected one image in each place"),
     ([COLOUR[0], COLOUR[1][:5]], {}, r"images\[1\] is 3×5×7 .* images\[0\] is 3×9×7"),
     ([Image.new("F", (3, 3))], {}, "holds floats"),
-    ([Image.new("RGB", (7, 9))], {"expected": (1, 9, 7)}, r"number 0 has colours .* image\.convert\(\"L\"\)"),
+    ([Image.new("RGB", (7, 9))], {"expected": (1, 9, 7)}, r"images\[0\] has colours .* image\.convert\(\"L\"\)"),
     ([Image.new("L", (7, 9))], {"expected": (6, 9, 7)}, "6 channels, which PIL images cannot have"),
     (COLOUR, {"expected": (3, 9, 9)}, r"3×9×7 .* earlier ones were 3×9×9\. .*image_size=\(9, 9\)"),
     (GREY, {"expected": (3, 9, 7)}, r"channels must stay the same\. Grey"),

@@ -76,7 +76,7 @@ class Client:
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise InputError(f'"{url}" is no address of a service; it begins with http:// or https://.')
-        self.url, self.token = url.rstrip("/"), token
+        self.url, self.token = url.rstrip("/"), None if token is None else _header("token", token.strip())
         self.retries, self.timeout = retries, timeout
         self._sleep: Callable[[float], None] = time.sleep
 
@@ -99,7 +99,8 @@ class Client:
             The idempotency key; a new one unless given. Give your own to go on with it after your program's crash.
         """
         one = isinstance(labels, str) or not isinstance(labels, Iterable)
-        body = {"images": _encode_all(images), "labels": [str(label) for label in ([labels] if one else labels)]}
+        names = [_text(label) for label in ([labels] if one else labels)]
+        body = {"images": _encode_all(images), "labels": names}
         return self._call("POST", "/v1/learn", {"wait": wait}, body, key or new_key())
 
     def predict(self, images: Sequence[ImageLike]) -> list[dict[str, Any]]:
@@ -112,7 +113,7 @@ class Client:
 
     def forget(self, label: str, *, key: str | None = None) -> dict[str, Any]:
         """Forget a class and everything stored of it."""
-        return self._call("DELETE", f"/v1/classes/{quote(label, safe='')}", {}, None, key or new_key())
+        return self._call("DELETE", f"/v1/classes/{quote(_text(label), safe='')}", {}, None, key or new_key())
 
     def classes(self) -> list[dict[str, Any]]:
         """The classes, in the order of their first appearance."""
@@ -164,7 +165,7 @@ class Client:
         url = f"{self.url}{path}" + (f"?{urlencode(query)}" if query else "")
         data = None if body is None else json.dumps(body).encode()
         headers = {"Accept": "application/json"} | ({"Content-Type": "application/json"} if data is not None else {})
-        headers |= {"Idempotency-Key": key} if key is not None else {}
+        headers |= {"Idempotency-Key": _header("key", key)} if key is not None else {}
         for attempt in range(self.retries + 1):
             try:
                 return self._send(method, url, data, headers)
@@ -210,6 +211,24 @@ def new_key() -> str:
     return uuid.uuid4().hex
 
 
+def _header(name: str, value: str) -> str:
+    """A value that can be sent; what it is stays out of the message, since it may be a secret."""
+    if not (value.isascii() and value.isprintable()):
+        raise InputError(f"The {name} must be printable ASCII on one line.")
+    return value
+
+
+def _text(label: Any) -> str:
+    """A label as it is sent; a missing one is no class."""
+    try:
+        missing = label is None or bool(label != label)
+    except (TypeError, ValueError):  # such as pandas.NA, which does not even differ from itself
+        missing = True
+    if missing:
+        raise InputError(f"A label is {label!r}: it is missing. Leave its image out, or name the class.")
+    return str(label)
+
+
 def _problem(error: urllib.error.HTTPError) -> ServiceError:
     try:
         document = json.loads(error.read(65536))
@@ -241,12 +260,26 @@ def _png(image: Any) -> bytes:
 
     if not isinstance(image, Image.Image):
         pixels = np.asarray(image)
-        if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+        flat = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4))
+        if pixels.dtype != np.uint8 or not flat:
             raise InputError(
                 f"An image of {pixels.dtype} and shape {pixels.shape} was given; use a path, bytes, a PIL image, or a "
                 "uint8 array H×W×C or H×W."
             )
         image = Image.fromarray(pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
     file = io.BytesIO()
-    image.save(file, "PNG")
+    try:
+        _upright(image).save(file, "PNG")
+    except (OSError, ValueError) as error:
+        raise InputError(f"A PIL image of mode {image.mode} cannot be sent ({error}); convert it to RGB.") from error
     return file.getvalue()
+
+
+def _upright(image: Any) -> Any:
+    """A PIL image as a PNG can hold it, turned as its EXIF says, which the PNG would not keep."""
+    from PIL import ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16", "F"):
+        return image
+    return image.convert({"I": "I;16", "La": "LA", "RGBa": "RGBA", "PA": "RGBA"}.get(image.mode, "RGB"))

@@ -205,8 +205,8 @@ class Service:
         text = unicodedata.normalize("NFC", label[: 8 * self.limits.label_length]).strip()
         if all(unicodedata.category(character) in UNSEEN for character in text):
             raise Problem("invalid", "A label is empty; name the class.")
-        if len(text) > self.limits.label_length:
-            detail = f"A label has {len(text)} characters; at most {self.limits.label_length} are allowed."
+        if len(text) > self.limits.label_length or len(label) > 8 * self.limits.label_length:
+            detail = f"A label has {len(label)} characters; at most {self.limits.label_length} are allowed."
             raise Problem("invalid", detail)
         if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text):
             raise Problem("invalid", "A label holds a control character or half of a surrogate pair; use plain text.")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import hmac
 import ipaddress
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -167,30 +169,54 @@ class Guard:
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = _Answer(send)
         begun = time.perf_counter()
-        self.active += 1
         try:
-            self._check(scope)
-            await self.app(scope, receive, answer)
+            try:
+                self._check(scope)
+            except Problem:
+                await self._let_it_come(scope, receive)
+                raise
+            with self._counted():
+                await self.app(scope, receive, answer)
         except Problem as problem:
             await answer.problem(problem)
         except Exception:
             log.exception("A request failed.")
             await answer.problem(Problem("internal", "Something went wrong here; the server's log says more."))
         finally:
-            self.active -= 1
             route = scope.get("route")
             path = getattr(route, "path", "other")
             method = scope["method"] if scope["method"] in ("GET", "POST", "DELETE", "HEAD") else "other"
             self.metrics.observe(method, path, answer.status, time.perf_counter() - begun)
 
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        self.active += 1
+        try:
+            yield
+        finally:
+            self.active -= 1
+
     def _check(self, scope: Scope) -> None:
         headers = dict(scope["headers"])
         self.access.check(scope["method"], scope["path"], headers)
-        if self.active > self.limits.requests and scope["path"] != "/healthz":
-            raise Problem("busy", f"{self.active - 1} requests are being handled already.", retry_after=1)
+        if self.active >= self.limits.requests and scope["path"] != "/healthz":
+            raise Problem("busy", f"{self.active} requests are being handled already.", retry_after=1)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > self.limits.body_bytes:
             raise Problem("too-large", f"The body is larger than {self.limits.body_bytes:,} bytes.")
+
+    async def _let_it_come(self, scope: Scope, receive: Receive) -> None:
+        """Throw the body of a refused request away, for as long as a body may take.
+
+        Many clients send all of it before they read. Were the connection closed at once, they would not see the answer.
+        """
+        headers = dict(scope["headers"])
+        if headers.get(b"expect", b"").lower() == b"100-continue":  # it waits for the answer, and sends nothing
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.body_seconds):
+                while (await receive()).get("more_body", False):
+                    pass
 
 
 class _Answer:

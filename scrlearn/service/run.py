@@ -174,6 +174,8 @@ def read_token(path: Path) -> str:
         raise InputError(f'The token file "{path}" cannot be read: {error}.') from error
     if not text:
         raise InputError(f'The token file "{path}" is empty. Make a secret, for instance: openssl rand -hex 32')
-    if os.name == "posix" and path.stat().st_mode & 0o077:
+    # systemd lets the service's user in by an access list, which shows as a right of the group
+    ours = os.environ.get("CREDENTIALS_DIRECTORY") == str(path.parent)
+    if os.name == "posix" and not ours and path.stat().st_mode & 0o077:
         logging.getLogger("scrlearn.service").warning('Others can read "%s": chmod 600 %s', path, path)
     return text

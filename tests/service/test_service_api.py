@@ -222,7 +222,20 @@ def test_bad_json(taught: httpx.Client, body: bytes, status: int, code: str) -> 
 
 @pytest.mark.parametrize(
     "label",
-    ["", "  ", "x" * 101, "a\nb", "a\x00", "\ud800", "\u2028", ".", "..", "\u200b", "\ufeff \u202e"],
+    [
+        "",
+        "  ",
+        "x" * 101,
+        "cat" + " " * 900 + "dog",
+        "a\nb",
+        "a\x00",
+        "\ud800",
+        "\u2028",
+        ".",
+        "..",
+        "\u200b",
+        "\ufeff \u202e",
+    ],
     ids=lambda label: repr(label)[:12],
 )
 def test_bad_labels(taught: httpx.Client, label: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import json
 import os
 import signal
@@ -24,6 +26,8 @@ from typer.testing import CliRunner
 from scrlearn.cli import app
 from scrlearn.errors import InputError
 from scrlearn.service import Client, ServiceError, serve
+from scrlearn.service.client import _encode
+from scrlearn.service.guard import Access
 from scrlearn.service.run import read_token
 
 ANSWER = {"accepted": 1, "first": 1, "last": 1, "repeated": False, "learned": False}
@@ -236,7 +240,7 @@ def test_mistakes_on_the_command_line(tmp_path: Path) -> None:
         assert "Choose another --port" in scr("--state", state, "--port", taken.getsockname()[1])
 
 
-def test_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "token"
     path.write_text(" \n")
     with pytest.raises(InputError, match="empty"):
@@ -245,6 +249,68 @@ def test_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path.chmod(0o644)
     assert read_token(path) == "secret"
     assert "chmod 600" in caplog.text
+    caplog.clear()
+    path.chmod(0o440)  # as systemd shows a credential that the service's user may read
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert read_token(path) == "secret"
+    assert not caplog.text
     with pytest.raises(InputError, match="printable ASCII"):
         serve(tmp_path / "state", token="ä" * 20)
     assert not (tmp_path / "state").exists()
+
+
+def sent(image: object) -> Image.Image:
+    """What the service gets of an image."""
+    return Image.open(io.BytesIO(base64.b64decode(_encode(image))))
+
+
+def test_a_photograph_from_pillow_is_sent_upright() -> None:
+    photograph = Image.fromarray(np.arange(24, dtype=np.uint8).reshape(4, 6))
+    photograph.getexif()[0x0112] = 6  # to be turned by a quarter
+    upright = photograph.transpose(Image.Transpose.ROTATE_270)
+    assert np.array_equal(np.asarray(sent(photograph)), np.asarray(upright))
+
+
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "CMYK", "YCbCr", "HSV", "I", "I;16"]
+)
+def test_a_picture_of_any_mode_is_sent(mode: str) -> None:
+    assert sent(Image.new(mode, (4, 6))).size == (4, 6)
+
+
+@pytest.mark.parametrize("image", [Image.new("F", (4, 6)), np.zeros((3, 8, 8), np.uint8), np.zeros((8, 8))])
+def test_an_image_that_cannot_be_sent_is_said(image: object) -> None:
+    with pytest.raises(InputError, match=r"mode F cannot be sent|shape \((3, )?8, 8\)"):
+        sent(image)
+
+
+@pytest.mark.parametrize("label", [None, float("nan"), np.float32("nan")])
+def test_a_missing_label_is_not_sent(label: object) -> None:
+    with scripted((200, ANSWER, {})) as (client, requests, _):
+        with pytest.raises(InputError, match="missing"):
+            client.learn([b"x", b"y"], ["cat", label])
+        assert requests == []
+
+
+def test_a_number_is_forgotten_as_it_is_learned(tmp_path: Path) -> None:
+    with open_service(tmp_path / "state") as service, listening(service) as address:
+        client = Client(address)
+        client.learn([png("5")], 5, wait=20)
+        assert client.forget(5)["label"] == "5"
+
+
+def test_a_token_is_never_shown(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="token must be printable ASCII") as caught:
+        Client(token="secret-secret\nsecret")
+    assert "secret-secret" not in str(caught.value)
+    assert Client(token="secret-secret\n").token == "secret-secret", "as a file has it"
+
+
+@pytest.mark.parametrize(("token", "code"), [("b" * 32, "unauthorised"), ("a" * 32, "too-large")])
+def test_a_refusal_of_a_large_request_is_heard(tmp_path: Path, token: str, code: str) -> None:
+    """Not a connection that breaks while the request is being sent, which looks like a service that is not there."""
+    with open_service(tmp_path / "state") as service, listening(service, Access("a" * 32)) as address:
+        client = Client(address, token=token, retries=0)
+        with pytest.raises(ServiceError) as caught:
+            client.learn([bytes(18 << 20)], "cat")
+        assert caught.value.code == code
