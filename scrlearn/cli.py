@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -64,7 +65,17 @@ def _explain(error: BaseException) -> int:
 
 def _command_to_go_on() -> str:
     kept = [word for word in sys.argv[1:] if word not in ("--overwrite", "--resume")]
-    return shlex.join(["scr", *kept, "--resume"])
+    return shlex.join([*_program(), *kept, "--resume"])
+
+
+def _program() -> list[str]:
+    """The words that this command was called by: a script of somebody's own knows methods that `scr` does not."""
+    return ["scr"] if Path(sys.argv[0]).stem in ("scr", "__main__") else ["python", sys.argv[0]]
+
+
+def _at_work(text: str, quiet: bool) -> AbstractContextManager[object]:
+    """Shows on a terminal that something goes on that takes a while."""
+    return nullcontext() if quiet else Console(stderr=True).status(text)
 
 
 def _say(text: str, markup: bool = False) -> None:
@@ -205,10 +216,11 @@ def run(
     if resume and overwrite:
         raise typer.BadParameter("go on with a run, or replace it?", param_hint="--resume / --overwrite")
     options = _options(option or [])
-    if memory_batch is not None:
-        options["memory_batch"] = memory_batch
-    if review is not None:
-        options["review"] = review
+    for name, value in (("memory_batch", memory_batch), ("review", review)):
+        if value is not None and name in options:
+            raise typer.BadParameter(f"{name} was given twice.", param_hint="--option")
+        if value is not None:
+            options[name] = value
     from scrlearn.devices import keep_freed_memory
     from scrlearn.experiments import RunConfig
 
@@ -257,10 +269,13 @@ def _options(given: list[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise typer.BadParameter(f'"{text}" is not NAME=VALUE, such as temperature=0.2.', param_hint="--option")
+        name = name.replace("-", "_")
+        if name in options:
+            raise typer.BadParameter(f"{name} was given twice.", param_hint="--option")
         try:
-            options[name.replace("-", "_")] = json.loads(value)
+            options[name] = json.loads(value)
         except json.JSONDecodeError:
-            options[name.replace("-", "_")] = value
+            options[name] = value
     return options
 
 

@@ -14,6 +14,7 @@ from scrlearn.cli import (
     DataRoot,
     JsonFlag,
     QuietFlag,
+    _at_work,
     _console,
     _new_table,
     _print_json,
@@ -297,8 +298,9 @@ def report(
     """
     from scrlearn.experiments.report import build, load_notes, read_runs, write
 
-    entries = read_runs(store or [DEFAULT_STORE])
-    written = write(build(entries, [] if notes is None else load_notes(notes)), out)
+    with _at_work("Reading runs and drawing figures", quiet):
+        entries = read_runs(store or [DEFAULT_STORE])
+        written = write(build(entries, [] if notes is None else load_notes(notes)), out)
     if as_json:
         files = {"page": str(written.page), "markdown": str(written.markdown)}
         _print_json({"runs": len(entries), **files, "pictures": [str(path) for path in written.pictures]})
@@ -350,10 +352,12 @@ def results_list(
 def _list_runs(entries: list[Entry]) -> None:
     from scrlearn.experiments.identity import describe
 
-    table = _new_table("key", "run")
-    table.add_column("accuracy (%)", justify="right")
+    table = _new_table()
+    table.add_column("key", no_wrap=True)  # whole on any terminal: `scr results show` is given it
+    table.add_column("run", overflow="fold")
+    table.add_column("accuracy (%)", justify="right", overflow="fold")
     for heading in ("device", "scrlearn", "date"):
-        table.add_column(heading, no_wrap=True)
+        table.add_column(heading, overflow="fold")
     for entry in entries:
         figures = entry.result.by_classifier
         known = {name: figures[name]["average_accuracy"] for name in sorted(figures)}
@@ -450,7 +454,8 @@ def results_export(
     entries = _open(store).query(dataset=dataset, method=method, memory_size=memory, seed=seed)
     if not entries:
         raise InputError(f"There is no such run in {store}, so nothing to export.")
-    export(entries, path)
+    with _at_work(f"Writing {len(entries)} runs", quiet):
+        export(entries, path)
     if not quiet:
         typer.echo(f"{len(entries)} runs are in {path}.")
 
@@ -470,8 +475,9 @@ def results_merge(
     for other in filter(is_store, others):
         Store(other, create=False)  # all of them, before anything changes
     target, merged = Store(store), Merged()
-    for other in others:
-        merged += target.merge(other) if is_store(other) else add_path(target, other)
+    with _at_work("Taking runs in", quiet):
+        for other in others:
+            merged += target.merge(other) if is_store(other) else add_path(target, other)
     _say_merged(merged, store, as_json, quiet)
 
 
@@ -488,8 +494,9 @@ def results_add(
 
     _require(paths)
     target, merged = Store(store), Merged()
-    for path in paths:
-        merged += add_path(target, path)
+    with _at_work("Taking runs in", quiet):
+        for path in paths:
+            merged += add_path(target, path)
     _say_merged(merged, store, as_json, quiet)
 
 
@@ -518,7 +525,7 @@ def results_remove(
 ) -> None:
     """Take runs out, so that `scr reproduce` makes them again."""
     target = _open(store)
-    found = [target.find(key).key for key in keys]
+    found = [target.full_key(key) for key in keys]
     removed = target.remove(found)
     if not quiet:
         typer.echo(f"{removed} run{'' if removed == 1 else 's'} removed from {store}.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from scrlearn.cli import DataRoot, JsonFlag, QuietFlag, _console, _new_table, _options, _print_json, app
+from scrlearn.cli import DataRoot, JsonFlag, QuietFlag, _console, _new_table, _options, _print_json, _program, app
 
 # torch takes seconds to load, so what needs it is imported by the command, and help and mistakes stay quick
 if TYPE_CHECKING:
@@ -53,6 +55,10 @@ def tune(
     order: Annotated[str, typer.Option(help="Class order: natural, or shuffled by the seed.")] = "natural",
     batch_size: Annotated[int, typer.Option(min=1, help="Images in a stream batch.")] = 10,
     limit: Annotated[int | None, typer.Option(min=1, help="Training images of each class, at most.")] = None,
+    drop_last: Annotated[bool, typer.Option(help="Leave out a task's last batch if it is not complete.")] = True,
+    split: Annotated[
+        str, typer.Option(help="Training and test images: given, or shuffled anew, once for all seeds.")
+    ] = "given",
     classes_ahead: Annotated[
         bool, typer.Option("--classes-ahead", help="The softmax head trains all classes from the start.")
     ] = False,
@@ -101,6 +107,8 @@ def tune(
         order=order,  # type: ignore[arg-type]  # checked where the stream is made
         batch_size=batch_size,
         limit=limit,
+        drop_last=drop_last,
+        split=split,
         classifier=classifier,
         options=_options(option or []),
         image_size=image_size,
@@ -128,7 +136,7 @@ def tune(
             parallel=parallel,
             watcher=bars,
         )
-    _report(found, as_json, quiet)
+    _report(found, _command(found, data_root), as_json, quiet)
 
 
 def _sizes(given: str | None) -> list[int]:
@@ -231,14 +239,24 @@ def _accuracy(trial: Trial) -> str:
     return trial.interval.format() if len(trial.accuracies) > 1 else f"{100 * trial.interval.mean:.1f}"
 
 
-def _report(found: Search, as_json: bool, quiet: bool) -> None:
+def _command(found: Search, data_root: Path | None) -> str:
+    """What to paste to run what was chosen: with this program, on data that lie where they lay."""
+    from scrlearn.experiments.tune import run_command
+
+    words = [*_program(), *run_command(found.chosen)[1:]]
+    if data_root is not None and str(data_root) != os.environ.get("SCRLEARN_DATA"):
+        words += ["--data-root", str(data_root)]
+    return shlex.join(words)
+
+
+def _report(found: Search, command: str, as_json: bool, quiet: bool) -> None:
     if as_json:
         trials = [{**vars(trial), "mean": trial.interval.mean} for trial in found.trials]
         best = {"number": found.best.number, "values": found.best.values, "mean": found.best.interval.mean}
         _print_json(
             {
                 "best": best,
-                "command": found.command,
+                "command": command,
                 "effects": {name: [[v, mean] for v, mean in values.items()] for name, values in found.effects.items()},
                 "trials": trials,
                 "config": found.config.to_dict(),
@@ -260,4 +278,4 @@ def _report(found: Search, as_json: bool, quiet: bool) -> None:
             worth.add_row(name, ", ".join(f"{value}: {100 * mean:.1f}" for value, mean in means.items()))
         _console().print(worth)
         typer.echo("The best values on the whole stream, with the test images:")
-    typer.echo(found.command)
+    typer.echo(command)

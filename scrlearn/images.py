@@ -265,6 +265,8 @@ def _opened(path: str | PathLike[str], number: int) -> Iterator[Image.Image]:
 def _picture(image: Image.Image, number: int, channels: int, size: tuple[int, int] | None) -> Array:
     """A PIL image as uint8 C×H×W: upright, in this number of channels, of this size."""
     try:
+        if image.mode == "I" and image.format == "TIFF":  # 32 bits; 16 bits are "I;16", or "I" of another format
+            raise InputError(f'images[{number}] has 32 bits (mode I); bring it to 0 to 255, then image.convert("L").')
         upright = ImageOps.exif_transpose(image)
         if upright.mode.startswith("I"):  # 16-bit grey: Pillow would cut every value above 255
             values = np.asarray(upright).astype(np.float64) / 257

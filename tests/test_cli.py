@@ -113,6 +113,14 @@ def test_errors_are_one_line(words: str, message: str, tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["--memory-batch 7 -O memory_batch=5", "--review -O review=false", "-O temperature=0.1 -O temperature=0.2"],
+)
+def test_nobody_has_to_guess_which_of_two_values_counted(words: str) -> None:
+    assert "was given twice" in " ".join(scr("run", *words.split(), code=2).stderr.split())
+
+
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRLEARN_DEBUG", "1")
     assert "sdr" in str(scr("run", "--method", "sdr", code=1).exception)
@@ -192,6 +200,14 @@ def test_stopped_and_gone_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "is complete" in scr(*TINY, "--out", tmp_path / "a run", "--resume").stderr
     assert "finished run" in scr(*command, code=1).stderr
     assert json.loads(scr(*command, "--overwrite", "--seed", 1).stdout)["seed"] == 1
+
+
+def test_a_script_of_ones_own_goes_on_as_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [*TINY, "--out", str(tmp_path / "run"), "-q"]
+    monkeypatch.setattr(runner.Session, "_stop_if_asked", _stop_at_second_save())
+    monkeypatch.setattr(sys, "argv", ["my_method.py", *command])
+    stopped = scr(*command, "--checkpoint-seconds", 0, code=130)
+    assert f"Go on with: python my_method.py {' '.join(command)} --resume" in stopped.stderr
 
 
 def _stop_at_second_save():

@@ -119,6 +119,12 @@ class TestPictures:
         image = Image.fromarray(np.array([[0, 257, 65535]], dtype=np.uint16))
         assert to_tensor([image]).flatten().tolist() == [0, 1, 255]
 
+    def test_32_bits_are_refused(self):
+        file = io.BytesIO()
+        Image.fromarray(np.array([[0, 128, 255]], dtype=np.int32)).save(file, format="TIFF")
+        with pytest.raises(InputError, match=r"images\[0\] has 32 bits"):
+            to_tensor([Image.open(file)])
+
     def test_pictures_are_turned_upright(self):
         image = Image.fromarray(COLOUR[0])
         image.getexif()[0x0112] = 6  # to be turned by a quarter

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -101,7 +102,11 @@ class Stream:
         return tuple(self.dataset.class_names[label] for label in self.class_order)
 
     def _task(self, task: Task | int) -> Task:
-        return self.tasks[task] if isinstance(task, int) else task
+        if isinstance(task, Task):
+            return task
+        if not -len(self.tasks) <= task < len(self.tasks):
+            raise InputError(f"There is no task {task}; the stream has {len(self.tasks)}, counted from 0.")
+        return self.tasks[task]
 
     def steps(self, task: Task | int) -> int:
         """Number of batches of a task."""
@@ -302,6 +307,14 @@ def _check_options(
     imbalance: float,
     limit: int | None,
 ) -> None:
+    given: dict[str, Any] = {"tasks": tasks, "seed": seed, "batch_size": batch_size, "limit": limit or 0}
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise InputError(f"{name} is {value!r}; expected a whole number.")
+    given = {"blurry": blurry, "imbalance": imbalance}
+    for name, value in given.items():
+        if not isinstance(value, Real):
+            raise InputError(f"{name} is {value!r}; expected a number.")
     classes = dataset.num_classes
     if not 1 <= tasks <= classes:
         raise InputError(

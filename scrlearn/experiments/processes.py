@@ -43,14 +43,14 @@ class Processes:
     surroundings
         Where data lie.
     threads
-        Threads of torch in each; None: its share of the cores.
+        Threads of torch in each; None: its share of the cores, at most what OMP_NUM_THREADS says.
     """
 
     def __init__(self, count: int, surroundings: Surroundings | None = None, threads: int | None = None) -> None:
         if count < 1:
             raise InputError(f"{count} workers were asked for; expected 1 or more.")
         self.count, self.surroundings = count, surroundings or Surroundings()
-        self.threads = threads or max(1, _cores() // count)
+        self.threads = threads or _share(count)
 
     def run(self, jobs: Iterable[Job], watch: Watch) -> Iterator[Outcome]:
         """Hand out the jobs, and give the outcomes as they come in."""
@@ -78,6 +78,12 @@ class Processes:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _share(count: int) -> int:
+    """Threads for each of so many processes; somebody who asks for fewer (for equal bits, say) gets them."""
+    share, asked = max(1, _cores() // count), os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, int(asked)) if asked.isdecimal() and int(asked) else share
 
 
 def _with_news(workers: list[Worker]) -> list[Worker]:

@@ -7,7 +7,9 @@ import json
 import os
 import secrets
 import sqlite3
+import warnings
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -230,13 +232,21 @@ class Store:
 
     def find(self, key: str) -> Entry:
         """The run whose key begins like this."""
+        full = self.full_key(key)
+        found = self.query(key=full)
+        if not found:
+            raise InputError(f"The run {full[:8]} has a method or an option that is not known here.")
+        return found[0]
+
+    def full_key(self, key: str) -> str:
+        """The whole key that begins like this."""
         with self._reading() as db:
             pattern = key.replace("%", "").replace("_", "") + "%"
             found = [full for (full,) in db.execute("SELECT key FROM runs WHERE key LIKE ? LIMIT 2", (pattern,))]
         if len(found) != 1:
             many = "Several runs have" if found else "No run has"
             raise InputError(f'{many} a key that begins with "{key}"; `scr results list --runs` shows the keys.')
-        return self.query(key=found[0])[0]
+        return str(found[0])
 
     def seeds(self, config: RunConfig) -> list[Entry]:
         """All runs that differ from this configuration in their seed alone."""
@@ -245,6 +255,8 @@ class Store:
 
     def query(self, **filters: Any) -> list[Entry]:
         """Runs with these properties, in a fixed order.
+
+        Runs of a method or a part that is not known here (somebody's own) are left out; a warning says which.
 
         Parameters
         ----------
@@ -262,7 +274,9 @@ class Store:
                 f"SELECT key, name, data FROM artefacts WHERE key IN ({chosen}) ORDER BY name", values
             ):
                 artefacts.setdefault(key, {})[name] = data
-        return [Entry(_result(document), date, artefacts.get(key, {})) for key, date, document in rows]
+        return _known(
+            (Entry(_result(document), date, artefacts.get(key, {})) for key, date, document in rows), self.path
+        )
 
     def __len__(self) -> int:
         """How many runs there are."""
@@ -379,6 +393,22 @@ def _conditions(filters: Mapping[str, Any]) -> tuple[str, list[Any]]:
 
 def _result(document: bytes) -> Result:
     return Result.from_dict(json.loads(zlib.decompress(document)))
+
+
+def _known(entries: Iterable[Entry], path: Path) -> list[Entry]:
+    """Those that can be named here; a warning tells of the others."""
+    known: list[Entry] = []
+    reasons: Counter[str] = Counter()
+    for entry in entries:
+        try:
+            run_key(entry.config)
+        except InputError as error:
+            reasons[str(error)] += 1
+        else:
+            known.append(entry)
+    for reason, count in reasons.items():
+        warnings.warn(f'{count} of the runs in "{path}" cannot be read here and are left out: {reason}', stacklevel=3)
+    return known
 
 
 def _put(db: sqlite3.Connection, entry: Entry) -> Merged:

@@ -43,7 +43,7 @@ class SweepBars:
             *columns, console=self.console, disable=not self.live, transient=True, speed_estimate_period=24 * 3600
         )
         self.name, self.done, self.wanted, self.failed = name, there, wanted, 0
-        self.whole = self.progress.add_task(f"[bold]{name}", total=wanted, completed=there, text="")
+        self.whole = self.progress.add_task(f"[bold]{name}", total=wanted, completed=there, text="preparing")
         self.bars: dict[str, TaskID] = {}
         self.losses: dict[str, float | None] = {}
 
@@ -65,6 +65,7 @@ class SweepBars:
         key = run_key(config)
         if key not in self.bars:
             self.bars[key] = self.progress.add_task(escape(describe(config)), total=moment.steps, text="")
+            self.progress.update(self.whole, text=self._text())
         if moment.loss is not None:
             self.losses[key] = moment.loss
         text = one_run.describe(moment, self.losses.get(key))
@@ -93,9 +94,13 @@ class SweepBars:
         self._say(config, "made by another sweep")
 
     def _say(self, config: RunConfig, text: str) -> None:
-        self.progress.update(self.whole, completed=self.done, text=f"{self.failed} failed" if self.failed else "")
+        self.progress.update(self.whole, completed=self.done, text=self._text())
         line = f"{self.done}/{self.wanted} {describe(config)}: {text}"
         self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    def _text(self) -> str:
+        """What the bars do not say: how many failed, and that data are read while no run is under way."""
+        return f"{self.failed} failed" if self.failed else "" if self.bars else "preparing"
 
 
 def _percent(value: float | None) -> str:

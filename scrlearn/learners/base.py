@@ -30,6 +30,7 @@ PREDICTION_BATCH = {"cuda": 1000}
 NCM_TEMPERATURE = 0.1
 DEFAULT_WIDTH = 20
 MIDDLE = 3 / 4
+MOST_CLASSES = 1_000_000
 Runner = Callable[..., Tensor]
 Progress = Callable[[int, int], None]
 
@@ -155,6 +156,7 @@ class Learner:
             ("projection_share", projection_share, projection_share >= 0),
             ("shrinkage", shrinkage, 0 <= shrinkage <= 1),
             ("averaging", averaging, 0 <= averaging < 1),
+            ("classes_ahead", classes_ahead, classes_ahead >= 0),
         ):
             if not good:
                 raise InputError(f"{name} is {value}, which is out of range.")
@@ -239,12 +241,15 @@ class Learner:
         self.advance(len(x))
         return loss
 
-    def _check_batch(self, x: Tensor, y: Tensor) -> None:
+    def _check_images(self, x: Tensor) -> None:
         if x.dtype != torch.uint8 or tuple(x.shape[1:]) != self.image_shape:
             raise InputError(
                 f"The images are {x.dtype} of shape {tuple(x.shape)}; expected torch.uint8, N×"
                 f"{'×'.join(map(str, self.image_shape))}."
             )
+
+    def _check_batch(self, x: Tensor, y: Tensor) -> None:
+        self._check_images(x)
         if len(x) == 0 or tuple(y.shape) != (len(x),) or y.dtype != torch.int64:
             raise InputError(
                 f"There are {len(x)} images, and labels {y.dtype} of shape {tuple(y.shape)}; expected at least one "
@@ -252,6 +257,11 @@ class Learner:
             )
         if not y.is_cuda and int(y.min()) < 0:
             raise InputError(f"The class index {int(y.min())} is below 0; classes count from 0.")
+        if not y.is_cuda and int(y.max()) >= MOST_CLASSES:  # each index below it gets a row of the head
+            raise InputError(
+                f"The class index {int(y.max())} is too large; classes count from 0 without gaps. OnlineClassifier "
+                "takes labels of any kind."
+            )
 
     def _sent(self, tensor: Tensor) -> Tensor:
         """On the learner's device. Nobody waits for the way there, unless the sender could still change what is sent.
@@ -491,7 +501,8 @@ class Learner:
 
     @torch.no_grad()
     def scores(self, x: Tensor, classifier: str | None = None) -> Tensor:
-        """Score of every class for every image; the largest is predicted, ``-inf`` never is."""
+        """Score of every class for every image (uint8, N×C×H×W); the largest is predicted, ``-inf`` never is."""
+        self._check_images(x)
         return self.scores_from_features(torch.cat([self.features(part) for part in self._parts(x)]), classifier)
 
     def scores_from_features(self, features: Tensor, classifier: str | None = None) -> Tensor:
@@ -626,6 +637,12 @@ class Learner:
 
     def forget(self, label: int) -> int:
         """Remove a class: its images and its prototype; the weights stay. Says how many images there were."""
+        if not 0 <= label < self.num_classes:
+            raise InputError(f"There is no class {label} to forget; {self.num_classes} are known, counted from 0.")
+        return self.remove(label)
+
+    def remove(self, label: int) -> int:
+        """What `forget` does with a class that is known. Who keeps more of a class removes that first."""
         removed = self.memory.forget(label)
         self.met[label] = False
         for head in self._heads():

@@ -104,13 +104,13 @@ class ICaRL(Learner):
         assert self.network.head is not None
         self.teacher.reserve(self.network.head.capacity)
 
-    def forget(self, label: int) -> int:
+    def remove(self, label: int) -> int:
         """The teacher and the exemplars' order forget the class too."""
         kept = (self.memory.contents()[1] != label).nonzero().flatten()
         self.exemplars.forget(label, kept)
         self.teacher.forget(label)
         self.old[label] = False
-        return super().forget(label)
+        return super().remove(label)
 
     def state_dict(self) -> dict[str, Any]:
         """The teacher and the exemplars' order too."""

@@ -52,10 +52,10 @@ class Keeper(Learner):
     def task_over(self) -> None:
         """What is done with the memory at a task's end; most learners: nothing."""
 
-    def forget(self, label: int) -> int:
+    def remove(self, label: int) -> int:
         """The policy forgets the class too."""
         self.update.forget(label, self._slots_without(label))
-        return super().forget(label)
+        return super().remove(label)
 
     def _slots_without(self, label: int) -> Tensor:
         """The slots that stay when a class is removed."""

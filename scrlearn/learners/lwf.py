@@ -92,10 +92,10 @@ class LwF(Keeper):
         assert self.network.head is not None
         self.teacher.reserve(self.network.head.capacity)
 
-    def forget(self, label: int) -> int:
+    def remove(self, label: int) -> int:
         """The teacher forgets the class too."""
         self.teacher.forget(label)
-        return super().forget(label)
+        return super().remove(label)
 
     def state_dict(self) -> dict[str, Any]:
         """The teacher too."""

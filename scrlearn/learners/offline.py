@@ -190,10 +190,10 @@ class Offline(Learner):
             self.finish()
         return super().features(x)
 
-    def forget(self, label: int) -> int:
+    def remove(self, label: int) -> int:
         """Remove a class and all its images; the next answer comes from a network that never saw them."""
         self.trained = 0
-        return super().forget(label)
+        return super().remove(label)
 
     def state_dict(self) -> dict[str, Any]:
         """How far the training is, and the weights it began with."""

@@ -166,10 +166,10 @@ class Replay(Keeper):
         self.descend(self.gradient(loss), scale=REVIEW_SCALE)
         return loss.detach()
 
-    def forget(self, label: int) -> int:
+    def remove(self, label: int) -> int:
         """The retrieval forgets the class too."""
         self.retrieve.forget(label, self._slots_without(label))
-        return super().forget(label)
+        return super().remove(label)
 
     def state_dict(self) -> dict[str, Any]:
         """The retrieval's state and the counts of replays too."""

@@ -109,6 +109,15 @@ def test_float_pixels_are_refused(tmp_path: Path) -> None:
         decode(tmp_path / "float.tif", (4, 4))
 
 
+def test_pixels_of_32_bits_are_refused_and_those_of_16_are_not(tmp_path: Path) -> None:
+    Image.fromarray(np.full((4, 4), 200, np.int32)).save(tmp_path / "long.tif")
+    with pytest.raises(DataError, match=r"long\.tif cannot be read .* pixels have 32 bits"):
+        decode(tmp_path / "long.tif", (4, 4))
+    for name in ("short.tif", "short.png"):
+        Image.fromarray(np.full((4, 4), 200 * 257, np.uint16)).save(tmp_path / name)
+        assert (decode(tmp_path / name, (4, 4)) == 200).all()
+
+
 def test_images_are_turned_as_their_tag_says(tmp_path: Path) -> None:
     image = Image.new("RGB", (8, 4), "black")
     image.paste((255, 255, 255), (0, 0, 4, 4))  # left half is white

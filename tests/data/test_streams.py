@@ -240,6 +240,11 @@ def test_order_of_incomplete_batches() -> None:
         ({"imbalance": float("nan")}, "imbalance is nan"),
         ({"imbalance": float("inf")}, "imbalance is inf"),
         ({"limit": 0}, "limit is 0"),
+        ({"tasks": 2.5}, "tasks is 2.5; expected a whole number"),
+        ({"batch_size": 2.5}, "batch_size is 2.5"),
+        ({"seed": "1"}, "seed is '1'"),
+        ({"limit": True}, "limit is True"),
+        ({"blurry": "some"}, "blurry is 'some'; expected a number"),
         ({"limit": 3}, "Task 0 has 6 training images, fewer than one batch of 10"),
     ],
 )
@@ -254,6 +259,13 @@ def test_start_beyond_the_end() -> None:
         stream.batches(0, 3)
     with pytest.raises(InputError, match="number -1"):
         stream.batches(0, -1)
+
+
+def test_a_task_that_is_not_there() -> None:
+    stream = class_incremental(make_dataset([20]), tasks=1)
+    for ask in (stream.steps, stream.order, stream.batches):
+        with pytest.raises(InputError, match="There is no task 1; the stream has 1, counted from 0"):
+            ask(1)
 
 
 def test_resume_of_a_stream_from_disk(make_folder: Callable[..., Path]) -> None:

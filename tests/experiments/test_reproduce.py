@@ -24,7 +24,7 @@ from sweep_tools import Notes, figures
 from typer.testing import CliRunner
 
 from scrlearn.cli import app
-from scrlearn.experiments import Result, RunConfig, executors, protocol, runner
+from scrlearn.experiments import Result, RunConfig, executors, processes, protocol, runner
 from scrlearn.experiments.claims import Claims
 from scrlearn.experiments.comparison import compare
 from scrlearn.experiments.executors import Job, LocalDevice, Outcome, Surroundings, Watch
@@ -504,6 +504,20 @@ def test_mistakes_on_the_command_line(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_workers_have_no_more_threads_than_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_cores", lambda: 8)
+    for asked, expected in (("", 4), ("1", 1), ("16", 4), ("some", 4), ("0", 4)):
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        assert Processes(2).threads == expected
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_keys_are_whole_on_narrow_terminals(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    Store(tmp_path / "results.db").add(made_up())
+    assert run_key(TINY)[:8] in scr("results", "list", "--runs", "--store", tmp_path / "results.db").stdout
+
+
 def test_results_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRLEARN_STORE", str(tmp_path / "here.db"))
     monkeypatch.setenv("COLUMNS", "200")  # a narrow terminal wraps the table
@@ -594,6 +608,8 @@ def test_bars_on_a_terminal() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=160)
     job = Job(THREE[0], Path())
     with SweepBars("table1", 3, 5, console) as bars:
+        bars.progress.refresh()
+        assert "preparing" in console.file.getvalue()  # data sets are read before the first run is shown
         bars.moment(THREE[0], Moment(0, 1, 2, 7, 10, 1.5, 900.0, None, False))
         bars.progress.refresh()
         bars.finished(Outcome(job, real_result()))

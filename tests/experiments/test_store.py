@@ -28,6 +28,8 @@ from scrlearn.experiments.exports import add_path, export, read_export
 from scrlearn.experiments.folders import RESULT
 from scrlearn.experiments.identity import family_key, identity, run_key
 from scrlearn.experiments.store import SCHEMA, Entry, Store, StoreError
+from scrlearn.learners import METHODS
+from scrlearn.memory import RETRIEVALS
 
 DATES = ("2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00")
 
@@ -163,6 +165,26 @@ def test_find_and_remove(store: Store) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- files refused
+
+
+@pytest.mark.parametrize("own", [{"method": "my-own"}, {"method": "er", "options": {"retrieve": "my-own"}}])
+def test_a_run_of_somebodys_own_method_shuts_nobody_out(
+    store: Store, monkeypatch: pytest.MonkeyPatch, own: dict[str, Any]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(METHODS, "my-own", dataclasses.replace(METHODS["er"], name="my-own"))
+        patch.setitem(RETRIEVALS, "my-own", RETRIEVALS["random"])
+        strange = made_up(**own)
+        store.add(strange)
+        key = run_key(strange.run_config())
+        assert len(store.query()) == 1
+    store.add(made_up(seed=1))
+    with pytest.warns(UserWarning, match=r"1 of the runs in .* left out: There is no .*my-own"):
+        assert [entry.result.seed for entry in store.query()] == [1]
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(InputError, match="not known here"):
+        store.find(key)
+    assert store.remove([store.full_key(key[:8])]) == 1
+    assert len(store) == 1
 
 
 def test_missing_store(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import builtins
 import itertools
 import json
 import shlex
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -445,6 +446,7 @@ TINY = [
 
 def test_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["scr"])
     words = [*TINY, "--space", "learning_rate=0.05,0.1", "--space", "mirror=true,false"]
     result = CliRunner().invoke(cli.app, [*words, "--json"])
     assert result.exit_code == 0, result.output
@@ -460,6 +462,29 @@ def test_the_command_line(tmp_path, monkeypatch):
     assert found["command"] in again.stdout
     assert "on the first 2 tasks with 10% held out" in " ".join(again.stdout.split())
     assert shlex.split(found["command"])[:2] == ["scr", "run"]
+
+
+def test_the_command_that_is_printed_can_be_pasted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SCRLEARN_DATA", raising=False)
+    words = [
+        *TINY,
+        "--space",
+        "learning_rate=0.05",
+        "--data-root",
+        "some where",
+        "--no-drop-last",
+        "--split",
+        "shuffled",
+    ]
+    for program, expected in (("/bin/scr", ["scr"]), ("my_method.py", ["python", "my_method.py"])):
+        monkeypatch.setattr(sys, "argv", [program])
+        found = json.loads(CliRunner().invoke(cli.app, [*words, "--json"]).stdout)
+        assert (found["config"]["drop_last"], found["config"]["split"]) == (False, "shuffled")
+        command = shlex.split(found["command"])
+        assert command[: len(expected) + 1] == [*expected, "run"]
+        assert command[-2:] == ["--data-root", "some where"]
+        assert "--no-drop-last" in command
 
 
 def test_several_memory_sizes_on_the_command_line(tmp_path, monkeypatch):

@@ -60,6 +60,19 @@ def test_a_bad_batch_changes_nothing(x, y, message):
     assert (learner.num_classes, learner.steps, learner.memory.size) == before
 
 
+@pytest.mark.parametrize("ask", ["scores", "predict", "probabilities"])
+def test_bad_images_get_no_answer(ask):
+    learner = make("er", memory_size=20)
+    learner.learn(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.arange(2))
+    for x in (
+        torch.full((2, 1, 8, 8), 200.0),
+        torch.zeros(2, 1, 9, 9, dtype=torch.uint8),
+        torch.zeros(2, 1, 8, 8).long(),
+    ):
+        with pytest.raises(InputError, match="N×1×8×8"):
+            getattr(learner, ask)(x)
+
+
 @pytest.mark.parametrize(
     ("method", "options", "trains"),
     [
@@ -113,6 +126,7 @@ def test_learning_does_not_wait_for_the_gpu():
     [
         ({"temperature": "hot"}, "temperature is 'hot'; expected a number, such as 0.1"),
         ({"temperature": float("nan")}, "temperature is nan"),
+        ({"classes_ahead": -3}, "classes_ahead is -3, which is out of range"),
         ({"learning_rate": True}, "learning_rate is True; expected a number"),
         ({"memory_batch": 2.5}, "memory_batch is 2.5; expected a whole number, such as 100"),
         ({"memory_batch": "3"}, "memory_batch is '3'"),
@@ -152,3 +166,19 @@ def test_a_task_that_ends_before_it_began_and_one_whose_classes_are_gone(method)
     learner.finish()
     assert all(torch.isfinite(weight).all() for weight in learner.weights)
     assert learner.predict(x).shape == (20,)
+
+
+@pytest.mark.parametrize("method", ["er", "lwf", "icarl", "offline"])
+@pytest.mark.parametrize("label", [-1, 2, 17])
+def test_a_class_that_is_not_there_cannot_be_forgotten(method, label):
+    learner = make(method, memory_size=20)
+    learner.learn(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.arange(2))
+    with pytest.raises(InputError, match=f"There is no class {label} to forget; 2 are known"):
+        learner.forget(label)
+    assert learner.forget(1) == 1
+
+
+def test_an_identity_number_is_no_class_index():
+    learner = make("er", memory_size=20)
+    with pytest.raises(InputError, match=r"1000000001 is too large.*OnlineClassifier takes labels of any kind"):
+        learner.learn(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.arange(2) + 10**9)
