@@ -25,7 +25,7 @@ from typer.core import TyperGroup
 
 import scrlearn
 from scrlearn.errors import ScrlearnError
-from scrlearn.service.commands import serve
+from scrlearn.service.commands import named_values, serve
 
 # torch takes seconds to load, so what needs it is imported by the commands, and help and mistakes stay quick
 if TYPE_CHECKING:
@@ -128,6 +128,30 @@ DataRoot = Annotated[
     typer.Option(envvar="SCRLEARN_DATA", show_envvar=True, help="Folder that data sets lie in.", show_default=False),
 ]
 
+# options that several commands share
+DatasetName = Annotated[str, typer.Option(help="A name of `scr data list`, or folder:PATH.")]
+MethodName = Annotated[str, typer.Option(help="A name of `scr methods`.")]
+Tasks = Annotated[int | None, typer.Option(min=1, help="Tasks. (default: the field's for the data set)")]
+ClassOrder = Annotated[str, typer.Option(help="Class order: natural, or shuffled by the seed.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Images in a stream batch.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Training images of each class, at most.")]
+DropLast = Annotated[bool, typer.Option(help="Leave out a task's last batch if it is not complete.")]
+Split = Annotated[str, typer.Option(help="Training and test images: given, or shuffled anew, once for all seeds.")]
+ClassesAhead = Annotated[
+    bool, typer.Option("--classes-ahead", help="The softmax head trains all classes from the start.")
+]
+ImageSize = Annotated[int | None, typer.Option(min=1, help="Bring images to this height and width.")]
+Download = Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")]
+Precision = Annotated[str, typer.Option(help="auto, bf16, tf32, fp32.")]
+Engine = Annotated[str, typer.Option(help="How a step runs: auto, eager, graph.")]
+SideBySide = Annotated[
+    int | None, typer.Option(min=1, help="Runs side by side on a GPU. (default: as many as it has room for)")
+]
+Tensorboard = Annotated[
+    Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard event files there.")
+]
+
 
 def _version(wanted: bool) -> None:
     if wanted:
@@ -149,8 +173,8 @@ def _top(
 
 @app.command()
 def run(
-    dataset: Annotated[str, typer.Option(help="A name of `scr data list`, or folder:PATH.")] = "digits",
-    method: Annotated[str, typer.Option(help="A name of `scr methods`.")] = "scr",
+    dataset: DatasetName = "digits",
+    method: MethodName = "scr",
     memory: Annotated[int | None, typer.Option(min=0, help="Images kept. (default: the method's)")] = None,
     memory_batch: Annotated[
         int | None, typer.Option(min=1, help="Images replayed with each stream batch. (default: the method's)")
@@ -160,36 +184,32 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds; several go to OUT/seed-K.")] = 1,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Tasks. (default: the field's for the data set)")] = None,
-    order: Annotated[str, typer.Option(help="Class order: natural, or shuffled by the seed.")] = "natural",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images in a stream batch.")] = 10,
+    tasks: Tasks = None,
+    order: ClassOrder = "natural",
+    batch_size: BatchSize = 10,
     blurry: Annotated[float, typer.Option(help="Share of each class that comes in other tasks.")] = 0.0,
     imbalance: Annotated[float, typer.Option(help="Most frequent class against the least frequent one.")] = 1.0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Training images of each class, at most.")] = None,
-    drop_last: Annotated[bool, typer.Option(help="Leave out a task's last batch if it is not complete.")] = True,
+    limit: Limit = None,
+    drop_last: DropLast = True,
     holdout: Annotated[
         float, typer.Option(help="Test on this share of the training images, held out, instead of the test images.")
     ] = 0.0,
     first_tasks: Annotated[int | None, typer.Option(min=1, help="End after this many tasks. (default: all)")] = None,
-    split: Annotated[
-        str, typer.Option(help="Training and test images: given, or shuffled anew, once for all seeds.")
-    ] = "given",
+    split: Split = "given",
     review: Annotated[
         bool | None, typer.Option("--review/--no-review", help="Review the memory after each task.")
     ] = None,
-    classes_ahead: Annotated[
-        bool, typer.Option("--classes-ahead", help="The softmax head trains all classes from the start.")
-    ] = False,
+    classes_ahead: ClassesAhead = False,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-O", metavar="NAME=VALUE", help="Any option of the method (`scr methods NAME`)."),
     ] = None,
-    image_size: Annotated[int | None, typer.Option(min=1, help="Bring images to this height and width.")] = None,
+    image_size: ImageSize = None,
     data_root: DataRoot = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
-    precision: Annotated[str, typer.Option(help="auto, bf16, tf32, fp32.")] = "auto",
-    engine: Annotated[str, typer.Option(help="How a step runs: auto, eager, graph.")] = "auto",
+    download: Download = False,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    engine: Engine = "auto",
     parallel: Annotated[
         int | None, typer.Option(min=1, help="Seeds side by side on a GPU. (default: as many as it has room for)")
     ] = None,
@@ -200,9 +220,7 @@ def run(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in OUT.")] = False,
     pictures: Annotated[bool, typer.Option(help="Draw pictures into OUT.")] = True,
     checkpoint_seconds: Annotated[float, typer.Option(min=0, help="Save this often. 0: after each batch.")] = 30.0,
-    tensorboard: Annotated[
-        Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard event files there.")
-    ] = None,
+    tensorboard: Tensorboard = None,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
@@ -215,7 +233,7 @@ def run(
         raise typer.BadParameter("needs --out DIR", param_hint="--resume / --overwrite")
     if resume and overwrite:
         raise typer.BadParameter("go on with a run, or replace it?", param_hint="--resume / --overwrite")
-    options = _options(option or [])
+    options = named_values(option or [])
     for name, value in (("memory_batch", memory_batch), ("review", review)):
         if value is not None and name in options:
             raise typer.BadParameter(f"{name} was given twice.", param_hint="--option")
@@ -260,23 +278,6 @@ def run(
     keep_freed_memory()
     results = _run(config, seeds, parallel, out, quiet, how, tensorboard)
     _report(results, several=seeds > 1, as_json=as_json, quiet=quiet, out=out)
-
-
-def _options(given: list[str]) -> dict[str, Any]:
-    """NAME=VALUE; the value is JSON where it is JSON, else text."""
-    options: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise typer.BadParameter(f'"{text}" is not NAME=VALUE, such as temperature=0.2.', param_hint="--option")
-        name = name.replace("-", "_")
-        if name in options:
-            raise typer.BadParameter(f"{name} was given twice.", param_hint="--option")
-        try:
-            options[name] = json.loads(value)
-        except json.JSONDecodeError:
-            options[name] = value
-    return options
 
 
 def _say_what_is_kept(out: Path | None, resume: bool, seeds: range) -> None:
@@ -439,7 +440,7 @@ def data_list(data_root: DataRoot = None, as_json: JsonFlag = False) -> None:
 def data_check(
     name: Annotated[str, typer.Argument(help="The data set.")],
     data_root: DataRoot = None,
-    image_size: Annotated[int | None, typer.Option(min=1, help="Bring images to this height and width.")] = None,
+    image_size: ImageSize = None,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:

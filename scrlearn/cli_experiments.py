@@ -12,8 +12,13 @@ from rich.markup import escape
 from scrlearn.cli import (
     Commands,
     DataRoot,
+    Device,
+    Engine,
     JsonFlag,
+    Precision,
     QuietFlag,
+    SideBySide,
+    Tensorboard,
     _at_work,
     _console,
     _new_table,
@@ -33,9 +38,6 @@ if TYPE_CHECKING:
 DEFAULT_STORE = Path("results.db")
 StoreFile = Annotated[
     Path, typer.Option("--store", envvar="SCRLEARN_STORE", show_envvar=True, help="The result store, one file.")
-]
-Tensorboard = Annotated[
-    Path | None, typer.Option("--tensorboard", metavar="DIR", help="Write TensorBoard event files there.")
 ]
 
 # ----------------------------------------------------------------------------------------------------------- reproduce
@@ -72,9 +74,7 @@ def reproduce(
     workers: Annotated[
         int, typer.Option(min=0, help="Local processes that share the runs. 0: in this one, side by side on a GPU.")
     ] = 0,
-    parallel: Annotated[
-        int | None, typer.Option(min=1, help="Runs side by side on a GPU. (default: as many as it has room for)")
-    ] = None,
+    parallel: SideBySide = None,
     ray: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: local, auto, HOST:PORT or ray://HOST:PORT."),
@@ -86,9 +86,9 @@ def reproduce(
     limit: Annotated[int | None, typer.Option(min=1, help="Training images of each class, to try things out.")] = None,
     data_root: DataRoot = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch data sets that are not there.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
-    precision: Annotated[str, typer.Option(help="auto, bf16, tf32, fp32.")] = "auto",
-    engine: Annotated[str, typer.Option(help="How a step runs: auto, eager, graph.")] = "auto",
+    device: Device = "auto",
+    precision: Precision = "auto",
+    engine: Engine = "auto",
     tensorboard: Tensorboard = None,
     keep_folders: Annotated[
         bool, typer.Option("--keep-folders", help="Keep the last checkpoint of each run, beside the store.")

@@ -12,7 +12,32 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from scrlearn.cli import DataRoot, JsonFlag, QuietFlag, _console, _new_table, _options, _print_json, _program, app
+from scrlearn.cli import (
+    BatchSize,
+    ClassesAhead,
+    ClassOrder,
+    DataRoot,
+    DatasetName,
+    Device,
+    Download,
+    DropLast,
+    Engine,
+    ImageSize,
+    JsonFlag,
+    Limit,
+    MethodName,
+    Precision,
+    QuietFlag,
+    SideBySide,
+    Split,
+    Tasks,
+    _console,
+    _new_table,
+    _print_json,
+    _program,
+    app,
+)
+from scrlearn.service.commands import named_values
 
 # torch takes seconds to load, so what needs it is imported by the command, and help and mistakes stay quick
 if TYPE_CHECKING:
@@ -21,12 +46,13 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 DEFAULT_STUDY = Path("tuning.db")
+FIRST_SEED = 1000  # published figures have the seeds from 0 on, which no choice shall have seen
 
 
 @app.command()
 def tune(
-    dataset: Annotated[str, typer.Option(help="A name of `scr data list`, or folder:PATH.")] = "digits",
-    method: Annotated[str, typer.Option(help="A name of `scr methods`.")] = "scr",
+    dataset: DatasetName = "digits",
+    method: MethodName = "scr",
     memory: Annotated[
         str | None,
         typer.Option(metavar="N,N", help="Images kept; of several sizes, the mean counts. (default: the method's)"),
@@ -46,23 +72,21 @@ def tune(
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Choices to try, those in the study included.")] = 30,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each trial; their mean counts.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="The first seed: not one that figures are published with.")] = 1000,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Tasks. (default: the field's for the data set)")] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="The first seed: not one that figures are published with.")
+    ] = FIRST_SEED,
+    tasks: Tasks = None,
     first_tasks: Annotated[
         int | None, typer.Option(min=1, help="Tasks of the stream that are used. (default: a third, at least 2)")
     ] = None,
     holdout: Annotated[float, typer.Option(help="Share of the training images that is held out to test on.")] = 0.1,
-    order: Annotated[str, typer.Option(help="Class order: natural, or shuffled by the seed.")] = "natural",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images in a stream batch.")] = 10,
-    limit: Annotated[int | None, typer.Option(min=1, help="Training images of each class, at most.")] = None,
-    drop_last: Annotated[bool, typer.Option(help="Leave out a task's last batch if it is not complete.")] = True,
-    split: Annotated[
-        str, typer.Option(help="Training and test images: given, or shuffled anew, once for all seeds.")
-    ] = "given",
-    classes_ahead: Annotated[
-        bool, typer.Option("--classes-ahead", help="The softmax head trains all classes from the start.")
-    ] = False,
-    image_size: Annotated[int | None, typer.Option(min=1, help="Bring images to this height and width.")] = None,
+    order: ClassOrder = "natural",
+    batch_size: BatchSize = 10,
+    limit: Limit = None,
+    drop_last: DropLast = True,
+    split: Split = "given",
+    classes_ahead: ClassesAhead = False,
+    image_size: ImageSize = None,
     study: Annotated[Path, typer.Option(help="The file that keeps the trials; the same command goes on.")] = (
         DEFAULT_STUDY
     ),
@@ -75,13 +99,11 @@ def tune(
         int, typer.Option(min=1, help="Trials proposed together, and on a GPU run side by side with all their seeds.")
     ] = 1,
     data_root: DataRoot = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
-    precision: Annotated[str, typer.Option(help="auto, bf16, tf32, fp32.")] = "auto",
-    engine: Annotated[str, typer.Option(help="How a step runs: auto, eager, graph.")] = "auto",
-    parallel: Annotated[
-        int | None, typer.Option(min=1, help="Runs side by side on a GPU. (default: as many as it has room for)")
-    ] = None,
+    download: Download = False,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    engine: Engine = "auto",
+    parallel: SideBySide = None,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
@@ -110,7 +132,7 @@ def tune(
         drop_last=drop_last,
         split=split,
         classifier=classifier,
-        options=_options(option or []),
+        options=named_values(option or []),
         image_size=image_size,
         precision=precision,
         device=device,
@@ -157,7 +179,7 @@ def _space(given: list[str]) -> dict[str, list[Any]]:
         name = name.replace("-", "_")
         if name in space:
             raise typer.BadParameter(f"{name} was given twice.", param_hint="--space")
-        space[name] = [_options([f"{name}={value}"])[name] for value in values.split(",")]
+        space[name] = [named_values([f"{name}={value}"])[name] for value in values.split(",")]
     return space
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from scrlearn import __version__
 from scrlearn.checkpoint import digest, load_checkpoint, save_checkpoint
 from scrlearn.devices import resolve_device
-from scrlearn.engine import GraphRunner, why_not_graph
+from scrlearn.engine import GraphRunner, check_engine, why_not_graph
 from scrlearn.errors import CheckpointError, InputError, NotFittedError, ScrlearnError, suggest
 from scrlearn.images import Array, Images, Shape, to_tensor
 from scrlearn.labels import Labels, decode, encode, label_array, read_label, read_labels
@@ -31,7 +31,6 @@ from scrlearn.randomness import GLOBAL_GENERATORS, derived_seed
 KIND = "OnlineClassifier"
 # these say how images come in and how a step runs, not what is learned, so they may change at any time
 FREE = frozenset({"batch_size", "image_size", "engine"})
-ENGINES = ("auto", "eager", "graph")
 LOST = (
     "so what was learned is lost. Start afresh with a smaller learning_rate or larger batches, or go on from a saved "
     "file."
@@ -167,7 +166,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         named = {*self._get_param_names()}
         options = {**self._options, **{name: value for name, value in params.items() if name not in named}}
         _check_names(params.get("method", self.method), options)
-        _check_engine(params.get("engine", self.engine))
+        check_engine(params.get("engine", self.engine))
         for name in named & params.keys():
             setattr(self, name, params[name])
         self._options = options
@@ -349,7 +348,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.memory_size is not None:
             _whole("memory_size", self.memory_size, 0)
         _whole("seed", self.seed, 0)
-        _check_engine(self.engine)
+        check_engine(self.engine)
         if self.encoder is not None and not isinstance(self.encoder, nn.Module):
             raise InputError(
                 f"encoder is a {type(self.encoder).__name__}; it must be a torch.nn.Module that maps images N×C×H×W to "
@@ -602,11 +601,6 @@ def _check_names(method: str, options: dict[str, Any]) -> None:
     for name in chosen:
         if name not in known or name in SURROUNDINGS:
             raise InputError(f'Method "{method}" has no option "{name}".{suggest(name, known)}')
-
-
-def _check_engine(engine: str) -> None:
-    if engine not in ENGINES:
-        raise InputError(f'There is no engine "{engine}".{suggest(str(engine), ENGINES)}')
 
 
 def _whole(name: str, value: Any, least: int) -> None:

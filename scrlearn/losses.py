@@ -1,4 +1,4 @@
-"""The losses: supervised contrastive (Eq. 3 of the paper) and distillation."""
+"""The losses: supervised contrastive (Eq. 3 of the paper), distillation, cross-entropy."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
+from scrlearn.devices import cores
 from scrlearn.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
@@ -36,8 +37,7 @@ T = TypeVar("T")
 
 def default_workers() -> int:
     """One per CPU core this process may use, at most eight."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, _MOST_WORKERS)
+    return min(cores(), _MOST_WORKERS)
 
 
 def list_images(folder: Path, unread: list[Path] | None = None) -> list[str]:

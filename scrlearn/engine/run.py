@@ -13,8 +13,10 @@ from torch import Tensor
 from scrlearn.data import Stream
 from scrlearn.data.base import ArrayImages
 from scrlearn.engine.graph import GraphRunner, Key, why_not_graph
+from scrlearn.errors import InputError, suggest
 from scrlearn.learners.base import Learner
 
+ENGINES = ("auto", "eager", "graph")
 MOST_SIDE_BY_SIDE = 16
 TURN = 16  # steps of a lane at a time: changing the stream takes the host as long as a small step
 
@@ -48,6 +50,12 @@ class Hooks(Protocol):
     def stream_ended(self) -> None:
         """Called when the stream is over and the learner is ready to answer."""
         ...
+
+
+def check_engine(engine: str) -> None:
+    """Refuse what is no engine."""
+    if engine not in ENGINES:
+        raise InputError(f'There is no engine "{engine}".{suggest(str(engine), ENGINES)}')
 
 
 def run(

@@ -71,11 +71,11 @@ def compare(configs: Sequence[RunConfig], store: Store) -> list[Line]:
             values = [one.get("average_accuracy") for one in figures]
             known = [value for value in values if value is not None]
             ours = interval(known) if known else None
-            lines.append(Line(members[0], classifier, len(members), ours, _paper(members[0], classifier)))
+            lines.append(Line(members[0], classifier, len(members), ours, paper_figure(members[0], classifier)))
     return lines
 
 
-def _paper(config: RunConfig, classifier: str) -> Interval | None:
+def paper_figure(config: RunConfig, classifier: str) -> Interval | None:
     """The paper's figure where the configuration is a cell of Table 1: with review or without, in any order."""
     options = {"review": True} if config.options.get("review") else {}
     try:

@@ -11,11 +11,11 @@ from typing import Any
 from scrlearn.data import Dataset, Stream, class_incremental, default_tasks, holdout, shuffled_split
 from scrlearn.data.streams import Order
 from scrlearn.devices import PRECISIONS
+from scrlearn.engine import check_engine
 from scrlearn.errors import InputError, suggest
 from scrlearn.learners import Learner, find_method, make_learner
 from scrlearn.learners.methods import NEED_HEAD, made_otherwise
 
-ENGINES = ("auto", "eager", "graph")
 SPLITS = ("given", "shuffled")
 # given as fields of their own, so that nobody has to guess which of two values counted
 _NO_OPTIONS = {
@@ -103,8 +103,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         """Refuse what can be told to be wrong without any data."""
         find_method(self.method)
-        if self.engine not in ENGINES:
-            raise InputError(f'There is no engine "{self.engine}".{suggest(self.engine, ENGINES)}')
+        check_engine(self.engine)
         if self.precision not in PRECISIONS:
             raise InputError(f'There is no precision "{self.precision}".{suggest(self.precision, PRECISIONS)}')
         if self.split not in SPLITS:

@@ -1,4 +1,4 @@
-"""Where the runs of a sweep are made: on this machine's device in groups, or by local processes.
+"""Where the runs of a sweep are made: on this machine's device, in groups (`processes.py`: by local processes).
 
 An executor takes jobs and gives outcomes as they come; it neither knows the result store nor prints anything. Another
 one (a cluster) is one more class with the method `run`, around the function `execute`.
@@ -210,12 +210,12 @@ class LocalDevice:
 
 
 def _may_join(config: RunConfig, group: Sequence[RunConfig]) -> bool:
-    if _kind(config) != _kind(group[0]):
+    if in_common(config) != in_common(group[0]):
         return False
     return len(group) < ENOUGH_ALIKE or kind_key(config) == kind_key(group[-1])
 
 
-def _kind(config: RunConfig) -> tuple[object, ...]:
+def in_common(config: RunConfig) -> tuple[object, ...]:
     """What runs side by side must have in common."""
     return config.dataset, config.image_size, config.split, config.engine, config.device, config.method == "offline"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from scrlearn.devices import keep_freed_memory
+from scrlearn.devices import cores, keep_freed_memory
 from scrlearn.errors import InputError
 from scrlearn.experiments.executors import Job, Outcome, Surroundings, Watch, died, execute
 from scrlearn.experiments.record import Moment
@@ -76,13 +76,9 @@ class Processes:
                 _end(workers)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _share(count: int) -> int:
     """Threads for each of so many processes; somebody who asks for fewer (for equal bits, say) gets them."""
-    share, asked = max(1, _cores() // count), os.environ.get("OMP_NUM_THREADS", "")
+    share, asked = max(1, cores() // count), os.environ.get("OMP_NUM_THREADS", "")
     return min(share, int(asked)) if asked.isdecimal() and int(asked) else share
 
 

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from scrlearn.experiments.record import Moment
+
+
+def bars_on(console: Console, **how: Any) -> Progress:
+    """Bars with what is shown of each, on a terminal only; they are gone when all is over."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(compact=True),
+    )
+    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True, **how)
 
 
 class Bars:
@@ -33,14 +46,7 @@ class Bars:
         self.name, self.seeds = name, seeds
         self.console = console or Console(stderr=True)
         self.live = self.console.is_terminal
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(compact=True),
-        )
-        self.progress = Progress(*columns, console=self.console, disable=not self.live, transient=True)
+        self.progress = bars_on(self.console)
         self.tasks: dict[int, TaskID] = {}
         self.losses: dict[int, float | None] = {}
 

@@ -96,7 +96,8 @@ RECIPES: dict[str, Recipe] = {
 
 # ------------------------------------------------------------------------------------------------------------ Table 1
 
-COLUMNS = [(dataset, size) for dataset in ("mini-imagenet", "cifar100", "cifar10") for size in DATASETS[dataset].memory]
+DATASET_ORDER = ("mini-imagenet", "cifar100", "cifar10")
+COLUMNS = [(dataset, size) for dataset in DATASET_ORDER for size in DATASETS[dataset].memory]
 
 # Average accuracy at the end, %, ± 95% interval over 10 runs. One figure for a data set: the memory size plays no part.
 TABLE_1 = """

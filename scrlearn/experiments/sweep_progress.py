@@ -6,7 +6,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID
 
 from scrlearn.experiments import progress as one_run
 from scrlearn.experiments.config import RunConfig
@@ -31,17 +31,8 @@ class SweepBars:
     def __init__(self, name: str, there: int, wanted: int, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
         self.live = self.console.is_terminal
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(compact=True),
-        )
         # times between runs are long, and their speed is told by many of them
-        self.progress = Progress(
-            *columns, console=self.console, disable=not self.live, transient=True, speed_estimate_period=24 * 3600
-        )
+        self.progress = one_run.bars_on(self.console, speed_estimate_period=24 * 3600)
         self.name, self.done, self.wanted, self.failed = name, there, wanted, 0
         self.whole = self.progress.add_task(f"[bold]{name}", total=wanted, completed=there, text="preparing")
         self.bars: dict[str, TaskID] = {}

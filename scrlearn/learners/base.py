@@ -344,7 +344,7 @@ class Learner:
         self.weights = [p for p in self.network.parameters() if p.requires_grad]
         self._divide_weights()
         if self.velocity:
-            self.velocity = [_fitted(v, w) for v, w in zip(self.velocity, self.weights, strict=True)]
+            self.velocity = [fitted(v, w) for v, w in zip(self.velocity, self.weights, strict=True)]
         if self.average is not None and self.average.head is not None and self.network.head is not None:
             self.average.head.reserve(self.network.head.capacity)
             self.average.requires_grad_(False)
@@ -370,7 +370,7 @@ class Learner:
 
     def descend(self, gradient: list[Tensor], scale: float = 1.0) -> None:
         """One step of stochastic gradient descent, and of the averaged weights; `scale` shortens the gradient."""
-        moved = self.weights if self.average is None else _split_tensors(self.network)[0]
+        moved = self.weights if self.average is None else split_tensors(self.network)[0]
         if cuda_descent.suits(moved):
             self._descend_at_once(gradient, scale)
             return
@@ -420,8 +420,8 @@ class Learner:
         ]
         if self.average is not None:
             self.updates += 1
-            floats, others = _split_tensors(self.average)
-            trained, trained_others = _split_tensors(self.network)
+            floats, others = split_tensors(self.average)
+            trained, trained_others = split_tensors(self.network)
             by_place = {one.weight.data_ptr(): one for one in weights}
             weights = [
                 by_place.get(t.data_ptr(), cuda_descent.Moved(t))._replace(average=a)
@@ -435,8 +435,8 @@ class Learner:
         """Move the averaged network towards the trained one; the decay rises to `averaging` as steps go by."""
         self.updates += 1
         share = 1 - ((1 + self.updates) / (10 + self.updates)).clamp(max=self.averaging)
-        floats, others = _split_tensors(average)
-        trained, trained_others = _split_tensors(self.network)
+        floats, others = split_tensors(average)
+        trained, trained_others = split_tensors(self.network)
         change = torch._foreach_sub(trained, floats)
         torch._foreach_mul_(change, share)
         torch._foreach_add_(floats, change)
@@ -693,7 +693,7 @@ class Learner:
         self.met.copy_(state["met"])
         self.updates.copy_(state["updates"])
         for i, velocity in enumerate(self.velocity):
-            velocity.copy_(_fitted(state["velocity"][str(i)], velocity))
+            velocity.copy_(fitted(state["velocity"][str(i)], velocity))
         if self.matrices is not None:
             self.matrices.lengths.copy_(state["lengths"])
         if self.average is not None:
@@ -723,14 +723,14 @@ def _check_width(width: int, encoder: nn.Module | None) -> None:
         raise InputError(f"width is {width}, but it belongs to the default encoder, and another one was given.")
 
 
-def _split_tensors(network: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+def split_tensors(network: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     """Weights and BatchNorm statistics, of which there is an average; and what else belongs to the network's state."""
     hidden = {id(m._buffers[name]) for m in network.modules() for name in m._non_persistent_buffers_set}
     tensors = [*(p.data for p in network.parameters()), *(b for b in network.buffers() if id(b) not in hidden)]
     return [t for t in tensors if t.is_floating_point()], [t for t in tensors if not t.is_floating_point()]
 
 
-def _fitted(old: Tensor, like: Tensor) -> Tensor:
+def fitted(old: Tensor, like: Tensor) -> Tensor:
     """The old values in another shape: rows and channels that were added are zero."""
     new = torch.zeros_like(like)
     common = tuple(slice(min(sizes)) for sizes in zip(old.shape, like.shape, strict=True))

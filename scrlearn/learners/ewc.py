@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scrlearn.errors import InputError
-from scrlearn.learners.base import _fitted
+from scrlearn.learners.base import fitted
 from scrlearn.learners.keeper import Keeper
 from scrlearn.losses import cross_entropy_loss
 
@@ -136,7 +136,7 @@ class EWC(Keeper):
         """New rows of the head matter nothing yet and are held at their first values."""
         super()._after_growth()
         for name in ("squares", "fisher", "importance"):
-            setattr(self, name, [_fitted(t, w) for t, w in zip(getattr(self, name), self.weights, strict=True)])
+            setattr(self, name, [fitted(t, w) for t, w in zip(getattr(self, name), self.weights, strict=True)])
         first = [w.detach().clone() for w in self.weights]
         for old, new in zip(self.anchor, first, strict=True):
             new[tuple(slice(size) for size in old.shape)] = old
@@ -155,4 +155,4 @@ class EWC(Keeper):
         self.batches_of_task = state["batches_of_task"]
         for name in ("squares", "fisher", "importance", "anchor"):
             for i, tensor in enumerate(getattr(self, name)):
-                tensor.copy_(_fitted(state[name][str(i)], tensor))
+                tensor.copy_(fitted(state[name][str(i)], tensor))

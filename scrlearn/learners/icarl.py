@@ -106,8 +106,7 @@ class ICaRL(Learner):
 
     def remove(self, label: int) -> int:
         """The teacher and the exemplars' order forget the class too."""
-        kept = (self.memory.contents()[1] != label).nonzero().flatten()
-        self.exemplars.forget(label, kept)
+        self.exemplars.forget(label, self.memory.slots_without(label))
         self.teacher.forget(label)
         self.old[label] = False
         return super().remove(label)

@@ -54,12 +54,8 @@ class Keeper(Learner):
 
     def remove(self, label: int) -> int:
         """The policy forgets the class too."""
-        self.update.forget(label, self._slots_without(label))
+        self.update.forget(label, self.memory.slots_without(label))
         return super().remove(label)
-
-    def _slots_without(self, label: int) -> Tensor:
-        """The slots that stay when a class is removed."""
-        return (self.memory.contents()[1] != label).nonzero().flatten()
 
     def state_dict(self) -> dict[str, Any]:
         """The policy's state too."""
@@ -68,4 +64,4 @@ class Keeper(Learner):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The policy's state too."""
         super().load_state_dict(state)
-        self.update.load_state_dict(state.get("update", {}))
+        self.update.load_state_dict(state["update"])

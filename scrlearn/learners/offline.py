@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scrlearn.classifiers import SoftmaxHead
 from scrlearn.errors import InputError
-from scrlearn.learners.base import Learner, Progress, _split_tensors
+from scrlearn.learners.base import Learner, Progress, split_tensors
 from scrlearn.losses import cross_entropy_loss
 from scrlearn.memory import Memory
 from scrlearn.randomness import generator
@@ -167,7 +167,7 @@ class Offline(Learner):
         for velocity in self.velocity:
             velocity.zero_()
         if self.average is not None:
-            for own, new in zip(_split_tensors(self.average), _split_tensors(self.network), strict=True):
+            for own, new in zip(split_tensors(self.average), split_tensors(self.network), strict=True):
                 torch._foreach_copy_(own, new)
             self.updates.zero_()
 

@@ -168,7 +168,7 @@ class Replay(Keeper):
 
     def remove(self, label: int) -> int:
         """The retrieval forgets the class too."""
-        self.retrieve.forget(label, self._slots_without(label))
+        self.retrieve.forget(label, self.memory.slots_without(label))
         return super().remove(label)
 
     def state_dict(self) -> dict[str, Any]:
@@ -179,6 +179,6 @@ class Replay(Keeper):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The retrieval's state too."""
         super().load_state_dict(state)
-        self.retrieve.load_state_dict(state.get("retrieve", {}))
-        self.replayed.copy_(state.get("replayed", torch.zeros_like(self.replayed)))
-        self._replayed = state.get("replayed_on_host", 0)
+        self.retrieve.load_state_dict(state["retrieve"])
+        self.replayed.copy_(state["replayed"])
+        self._replayed = state["replayed_on_host"]

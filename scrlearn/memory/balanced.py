@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from scrlearn.memory.buffer import fused_kernels
+from scrlearn.memory.buffer import freed_slots, fused_kernels
 from scrlearn.memory.policy import Update
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class BalancedReservoir(Update):
         rank = self._insert(labels, y, key, taken)
         leaving = self._leaving(labels, key, rank, taken)
         self._lower_limits(torch.cat([labels, y])[leaving], torch.cat([self.key[:-1], key])[leaving])
-        slots = _freed(leaving, len(labels), len(y))
+        slots = freed_slots(leaving, len(labels), len(y))
         self.key.index_copy_(0, slots, key)
         self.rank.index_copy_(0, slots, rank)
         return slots
@@ -122,15 +122,3 @@ class BalancedReservoir(Update):
         for name, own in (("key", self.key[:-1]), ("rank", self.rank[:-1]), ("limit", self.limit)):
             size = min(len(own), len(state[name]))
             own[:size] = state[name][:size].to(own.device)
-
-
-def _freed(leaving: Tensor, capacity: int, images: int) -> Tensor:
-    """The slot of each new image that stays; the spare one for the others. Places from the capacity on are new images.
-
-    >>> _freed(torch.tensor([7, 2, 0]), capacity=5, images=3)  # of five slots two are freed, and the last image leaves
-    tensor([2, 0, 5])
-    """
-    leaves = (leaving[:, None] == capacity + torch.arange(images, device=leaving.device)).any(0)
-    slots = leaving[torch.argsort((leaving >= capacity).to(torch.int8), stable=True)]
-    number = (~leaves).cumsum(0) - 1
-    return torch.where(leaves, capacity, slots[number.clamp(min=0)])

@@ -120,6 +120,10 @@ class Memory:
         first = torch.argsort(repeats.to(torch.int8), stable=True)[:count]
         return drawn.index_select(0, first)
 
+    def slots_without(self, label: int) -> Tensor:
+        """The filled slots that stay when a class is removed."""
+        return (self.contents()[1] != label).nonzero().flatten()
+
     def forget(self, label: int) -> int:
         """Remove all images of a class; says how many there were."""
         keep = self.labels[: self.size] != label
@@ -153,3 +157,15 @@ class Memory:
         self.seen.copy_(state["seen"])
         self.filled.fill_(size)
         self.size = size
+
+
+def freed_slots(leaving: Tensor, capacity: int, images: int) -> Tensor:
+    """The slot of each new image that stays; the spare one for the others. Places from the capacity on are new images.
+
+    >>> freed_slots(torch.tensor([7, 2, 0]), capacity=5, images=3)  # two slots are freed, and the last image leaves
+    tensor([2, 0, 5])
+    """
+    leaves = (leaving[:, None] == capacity + torch.arange(images, device=leaving.device)).any(0)
+    slots = leaving[torch.argsort((leaving >= capacity).to(torch.int8), stable=True)]
+    number = (~leaves).cumsum(0) - 1
+    return torch.where(leaves, capacity, slots[number.clamp(min=0)])

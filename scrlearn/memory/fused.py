@@ -1,6 +1,7 @@
 """The memory's bookkeeping on CUDA (Triton): a kernel each in the place of ten small ones.
 
-They give exactly what the operations in `buffer.py` and `reservoir.py` give, from the same random numbers.
+They give exactly what the operations in `buffer.py`, `reservoir.py` and `balanced.py` give, from the same random
+numbers.
 """
 
 # Triton's kernels are its own language in Python's syntax, which mypy cannot check

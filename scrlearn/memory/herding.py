@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from scrlearn.errors import InputError
+from scrlearn.memory.buffer import freed_slots
 from scrlearn.memory.policy import Update
 
 if TYPE_CHECKING:
@@ -99,11 +100,7 @@ class Herding(Update):
         leaves = position * classes + (classes - 1 - labels)
         slot = torch.arange(capacity, device=y.device)
         leaves[:capacity] = torch.where(slot < self.memory.filled, leaves[:capacity], EMPTY - slot)
-        leaving = leaves.topk(len(y)).indices
-        refused = (leaving[:, None] == capacity + torch.arange(len(y), device=y.device)).any(0)
-        freed = leaving[torch.argsort((leaving >= capacity).to(torch.int8), stable=True)]
-        number = (~refused).cumsum(0) - 1
-        return torch.where(refused, capacity, freed[number.clamp(min=0)])
+        return freed_slots(leaves.topk(len(y)).indices, capacity, len(y))
 
     def draw_old(self, count: int, generator: torch.Generator) -> Tensor:
         """Slots of `count` images stored in earlier tasks, at random; where those run out, images of this one."""

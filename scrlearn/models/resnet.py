@@ -198,8 +198,8 @@ class BasicBlock(nn.Module):
 class ReducedResNet18(nn.Module):
     """Reduced ResNet18: 3×3 stem, no max-pool, 2-2-2-2 basic blocks of 20, 40, 80, 160 channels, 4×4 average pool.
 
-    Gives 160 features for 32×32 images and 640 for 84×84. Where the last map is smaller than 4×4 (images under
-    28×28) the whole map is averaged.
+    Gives 160 features for 32×32 images and 640 for 84×84. Where the last map is smaller than 4×4 (images of
+    24×24 and less) the whole map is averaged.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scrlearn.service.model import Answer, Replica
-from scrlearn.service.problems import Problem
+from scrlearn.service.problems import Problem, stopping
 
 
 class Source(Protocol):
@@ -84,7 +84,7 @@ class Answerer:
         future: Future[Reply] = Future()
         with self._changed:
             if self._stopping:
-                raise Problem("stopping", "The service is being stopped. Try again when it is back.", retry_after=5)
+                raise stopping()
             if self._images and self._images + len(images) > self._most:
                 detail = f"{self._images} images wait for an answer already. Try again in a moment."
                 raise Problem("busy", detail, retry_after=1)

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from scrlearn import __version__
+from scrlearn.devices import cores
 from scrlearn.service import docs_page
 from scrlearn.service.answers import Reply, Source
 from scrlearn.service.core import Service
@@ -45,7 +46,6 @@ from scrlearn.service.schemas import (
     State,
     StoredImage,
 )
-from scrlearn.service.settings import cores
 
 T = TypeVar("T")
 LONGEST_WAIT = 60

@@ -77,7 +77,7 @@ def serve(
         "device": device,
         "precision": precision,
         "threads": threads,
-        "options": _options(option) if option else None,
+        "options": named_values(option) if option else None,
     }
     run(
         state,
@@ -98,15 +98,18 @@ def _plan(address: str, replicas: int, cpus: int, gpus: float) -> RayPlan:
     return RayPlan(address, replicas, cpus, gpus)
 
 
-def _options(given: list[str]) -> dict[str, Any]:
+def named_values(given: list[str]) -> dict[str, Any]:
     """NAME=VALUE; the value is JSON where it is JSON, else text."""
     options: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise typer.BadParameter(f'"{text}" is not NAME=VALUE, such as temperature=0.2.', param_hint="--option")
+        name = name.replace("-", "_")
+        if name in options:
+            raise typer.BadParameter(f"{name} was given twice.", param_hint="--option")
         try:
-            options[name.replace("-", "_")] = json.loads(value)
+            options[name] = json.loads(value)
         except json.JSONDecodeError:
-            options[name.replace("-", "_")] = value
+            options[name] = value
     return options

@@ -26,7 +26,7 @@ from scrlearn.service.answers import Answerer, Reply
 from scrlearn.service.encoders import make_encoder
 from scrlearn.service.journal import Item, Journal, Receipt, Request
 from scrlearn.service.model import Cartographer, Map, Replica, ServedClassifier, make_model
-from scrlearn.service.problems import Problem
+from scrlearn.service.problems import Problem, stopping
 from scrlearn.service.settings import DEFAULT_ENCODER, Limits, ModelConfig
 from scrlearn.service.state import StateError, StateFolder
 from scrlearn.service.worker import Worker
@@ -169,7 +169,7 @@ class Service:
         while not self._queue.empty():  # what came at the very last moment
             late = self._queue.get()
             if late is not None and late.future.set_running_or_notify_cancel():
-                late.future.set_exception(_stopping())
+                late.future.set_exception(stopping())
         self.answerer.stop()
         self.worker.stop()
         self.journal.close()
@@ -235,7 +235,7 @@ class Service:
 
     def _submit(self, request: Request) -> Future[Receipt]:
         if self._stopping:
-            raise _stopping()
+            raise stopping()
         waiting = _Waiting(request, Future())
         try:
             self._queue.put_nowait(waiting)
@@ -391,10 +391,6 @@ def _settle_numerics(config: ModelConfig) -> None:
     torch.set_num_threads(config.threads)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     torch.backends.cudnn.allow_tf32 = config.precision != "fp32"
-
-
-def _stopping() -> Problem:
-    return Problem("stopping", "The service is being stopped. Try again when it is back.", retry_after=5)
 
 
 def _not_written(error: BaseException) -> Problem:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 import scrlearn
-from scrlearn.service.problems import Problem
+from scrlearn.service.problems import stopping
 from scrlearn.service.schemas import Strict
 
 log = logging.getLogger("scrlearn.service")
@@ -93,7 +93,7 @@ class Demo:
         """Begin; where one is running already, that one goes on."""
         with self._lock:
             if self._closed:
-                raise Problem("stopping", "The service is being stopped. Try again when it is back.", retry_after=5)
+                raise stopping()
             if self._process is None:
                 self._begin()
             return self._state

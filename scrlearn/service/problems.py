@@ -64,3 +64,8 @@ class Problem(ScrlearnError):
         """Headers that belong to the answer."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+
+
+def stopping() -> Problem:
+    """What is said to those who come while the service ends."""
+    return Problem("stopping", "The service is being stopped. Try again when it is back.", retry_after=5)

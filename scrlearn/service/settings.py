@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
@@ -88,14 +86,9 @@ class ModelConfig:
         """Channels, height, width."""
         return self.channels, self.image_size, self.image_size
 
-    @property
-    def image_bytes(self) -> int:
-        """Bytes of one image's pixels."""
-        return math.prod(self.image_shape)
-
     def resolved(self) -> ModelConfig:
         """With everything that depends on this machine written down, so that a restart cannot change it."""
-        from scrlearn.devices import resolve_device, resolve_precision
+        from scrlearn.devices import cores, resolve_device, resolve_precision
 
         device = resolve_device(self.device)
         precision = resolve_precision(self.precision, device, self.image_shape)
@@ -205,8 +198,3 @@ class Limits:
     publish_share: float = 1 / 3
     quantile: float = 0.95
     recent: int = 200
-
-
-def cores() -> int:
-    """CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

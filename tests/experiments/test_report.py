@@ -521,11 +521,12 @@ def test_what_people_write_cannot_become_code(tmp_path: Path) -> None:
 
 def test_tables_of_the_markdown_are_whole(written: Path) -> None:
     """As many cells in every row as in the head."""
-    width = 0
+    width = rows = 0
     for line in (written / "report.md").read_text(encoding="utf-8").splitlines():
         cells = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") else 0
         assert cells in (0, width) or width == 0, line
-        width = cells
+        width, rows = cells, rows + (cells > 0)
+    assert rows > 10
 
 
 def test_the_same_runs_give_the_same_report(tmp_path: Path) -> None:

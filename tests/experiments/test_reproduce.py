@@ -505,7 +505,7 @@ def test_mistakes_on_the_command_line(
 
 
 def test_workers_have_no_more_threads_than_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_cores", lambda: 8)
+    monkeypatch.setattr(processes, "cores", lambda: 8)
     for asked, expected in (("", 4), ("1", 1), ("16", 4), ("some", 4), ("0", 4)):
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
         assert Processes(2).threads == expected

@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from scrlearn import cli, experiments
+from scrlearn.cli_tune import FIRST_SEED
 from scrlearn.data import load
 from scrlearn.errors import InputError
 from scrlearn.experiments import RunConfig
 from scrlearn.experiments import tune as module
 from scrlearn.experiments.tune import (
-    FIRST_SEED,
     SPACES,
     Nobody,
     SearchStopped,

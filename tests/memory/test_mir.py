@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
-from torch import nn
+from small_encoder import SHAPE, digits, small
 
 from scrlearn.checkpoint import digest
 from scrlearn.errors import InputError
@@ -15,38 +14,6 @@ from scrlearn.learners import make_learner
 from scrlearn.losses import supervised_contrastive_loss
 from scrlearn.memory.losses import contrastive_losses, losses_per_image
 from scrlearn.memory.mir import MIRRetrieval, interference
-from scrlearn.randomness import seeded
-
-SHAPE = (1, 8, 8)
-
-
-class Small(nn.Module):
-    """A quick encoder with BatchNorm."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(1, 8, 3, padding=1),
-            nn.BatchNorm2d(8),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(128, 24),
-        )
-
-    def forward(self, x):
-        return self.layers(x)
-
-
-def small():
-    with seeded(0, "test"):
-        return Small()
-
-
-def digits(start, stop):
-    images, labels = load_digits(return_X_y=True)
-    x = torch.from_numpy((images[start:stop] * 15).astype(np.uint8)).view(-1, *SHAPE)
-    return x, torch.from_numpy(labels[start:stop])
 
 
 def learned(method="mir", batches=8, **options):

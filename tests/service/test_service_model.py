@@ -90,6 +90,7 @@ def test_distances_are_to_the_prototypes() -> None:
     [answer] = replica.answer(images_of("cat", 1))
     stored = model.memory_
     features = model.embed(stored.images)
+    assert {near.label for near in answer.classes} == {"cat", "dog"}
     for near in answer.classes:
         mean = features[stored.labels == near.label].mean(0)
         mean /= np.linalg.norm(mean)

@@ -8,7 +8,7 @@ from scrlearn.data.streams import Order
 from scrlearn.evaluation import Interval, interval
 from scrlearn.experiments.beyond import STUDIES, ablations_of, parts_of, variant
 from scrlearn.experiments.config import RunConfig
-from scrlearn.experiments.protocol import DATASETS, config_for
+from scrlearn.experiments.protocol import COLUMNS, DATASETS, config_for
 from scrlearn.experiments.report.document import Block, Cell, Missing, Picture, Section, Table, Text
 from scrlearn.experiments.report.runs import (
     Runs,
@@ -20,7 +20,6 @@ from scrlearn.experiments.report.runs import (
     seconds_of,
     size_text,
 )
-from scrlearn.experiments.report.table import DATASET_ORDER
 
 ORDERS: tuple[Order, ...] = ("natural", "shuffled")
 SHOWN = ("scr", "scr+", "scr+ wide")
@@ -70,18 +69,17 @@ def _time(runs: Runs, slower: RunConfig, base: RunConfig) -> str:
 
 def comparison(runs: Runs, order: Order) -> list[Block]:
     """A table of the cells that were measured, and bars for each data set."""
-    cells = [(dataset, size) for dataset in DATASET_ORDER for size in DATASETS[dataset].memory]
-    there = {name: [cell for cell in cells if runs.values(variant(name, *cell, order=order))] for name in SHOWN}
+    there = {name: [cell for cell in COLUMNS if runs.values(variant(name, *cell, order=order))] for name in SHOWN}
     shown = [name for name in SHOWN if there[name]]
-    measured = [cell for cell in cells if any(cell in there[name] for name in SHOWN if name != "scr")]
+    measured = [cell for cell in COLUMNS if any(cell in there[name] for name in SHOWN if name != "scr")]
     if not measured:
         return [Missing("`scr+`", command("beyond"))] if order == "natural" else []
-    rows = [_row(runs, cell, shown, order) for cell in (cells if order == "natural" else measured)]
+    rows = [_row(runs, cell, shown, order) for cell in (COLUMNS if order == "natural" else measured)]
     by_seed = " by the seed" if order == "shuffled" else ""
     head = ["data set and memory", *(TITLES[name] for name in shown), "iid offline"]
     blocks: list[Block] = [Text(f"Class order: {order}{by_seed}."), Table(head, rows)]
     if order == "natural":
-        lacking = [place_text(*cell) for cell in cells if cell not in there["scr+"]]
+        lacking = [place_text(*cell) for cell in COLUMNS if cell not in there["scr+"]]
         blocks += [Missing(f"`scr+` on {'; '.join(lacking)}", command("beyond"))] if lacking else []
         blocks += [_picture(runs, dataset, shown) for dataset in _datasets(measured)]
     return blocks

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from scrlearn.evaluation import interval
 from scrlearn.experiments.beyond import variant
-from scrlearn.experiments.comparison import _paper, verdict
+from scrlearn.experiments.comparison import paper_figure, verdict
 from scrlearn.experiments.config import RunConfig
 from scrlearn.experiments.identity import describe
-from scrlearn.experiments.protocol import DATASETS, FIGURES, STUDY, config_for, paper
+from scrlearn.experiments.protocol import COLUMNS, DATASETS, FIGURES, STUDY, config_for, paper
 from scrlearn.experiments.report import beyond_paper, figures, table
 from scrlearn.experiments.report.document import MARKS, Block, Cell, Document, Missing, Picture, Section, Table, Text
 from scrlearn.experiments.report.notes import Note
@@ -71,7 +71,7 @@ def _others(runs: Runs) -> Section:
         config = members[0].config
         for classifier in sorted(members[0].result.by_classifier, reverse=True) if _is_whole(config) else ():
             if known := list(values_of(members, classifier).values()):
-                ours, theirs = interval(known), _paper(config, classifier)
+                ours, theirs = interval(known), paper_figure(config, classifier)
                 where = "" if theirs is None else verdict(ours, theirs)
                 mark = Cell((MARKS[where],), where) if where else ""
                 name = describe(config, seed=False)
@@ -109,8 +109,7 @@ def _provenance(entries: Sequence[Entry]) -> Section:
 def headline(entries: Sequence[Entry]) -> list[Block]:
     """For the README: SCR in all cells of Table 1 beside the paper, `scr+` and the offline bound; two figures."""
     runs = Runs(entries)
-    cells = [(dataset, size) for dataset in table.DATASET_ORDER for size in DATASETS[dataset].memory]
-    rows = [_headline_row(runs, *cell) for cell in cells]
+    rows = [_headline_row(runs, *cell) for cell in COLUMNS]
     head = ["", "SCR in the paper", "SCR", "SCR with review", "`scr+`", "iid offline"]
     blocks: list[Block] = [
         Text(
@@ -122,7 +121,7 @@ def headline(entries: Sequence[Entry]) -> list[Block]:
     ]
     if any(not cell.verdict for row in rows for cell in row if isinstance(cell, Cell)):
         blocks.append(Missing("SCR where it says “not yet”", command("table1", (), ["scr"])))
-    if any(not runs.values(variant("scr+", *cell)) for cell in cells):
+    if any(not runs.values(variant("scr+", *cell)) for cell in COLUMNS):
         blocks.append(Missing("`scr+` where it says “not yet”", command("beyond", (), ["scr+"])))
     if lacking := [name for name in DATASETS if not runs.values(config_for("offline", name), "softmax")]:
         blocks.append(Missing("iid offline where it says “not yet”", command("table1", lacking, ["offline"])))

@@ -11,8 +11,6 @@ from scrlearn.experiments.identity import family_key
 from scrlearn.experiments.protocol import DATASETS
 from scrlearn.experiments.store import Entry
 
-UNKNOWN = Interval(math.nan, math.nan, 0)
-
 
 class Runs:
     """All runs, found by their configuration; it remembers which were asked for.

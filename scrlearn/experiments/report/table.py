@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from scrlearn.evaluation import Interval
 from scrlearn.experiments.comparison import verdict
-from scrlearn.experiments.protocol import DATASETS, RECIPES, ROWS, Row, config_for
+from scrlearn.experiments.protocol import DATASET_ORDER, DATASETS, RECIPES, ROWS, Row, config_for
 from scrlearn.experiments.report.document import MARKS, Block, Cell, Code, Missing, Section, Table, Text
 from scrlearn.experiments.report.notes import Note
 from scrlearn.experiments.report.runs import Runs, command, difference_text, figure_text, place_text, size_text
-
-DATASET_ORDER = ("mini-imagenet", "cifar100", "cifar10")  # as in the paper
 
 
 @dataclass(frozen=True)
