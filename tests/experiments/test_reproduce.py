@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import io
 import json
 import multiprocessing
@@ -423,6 +424,8 @@ def test_any_executor_will_do(store: Store) -> None:
 @pytest.fixture
 def paper_of_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """A paper about digits, with two methods of it: the options that make its runs tiny."""
+    for module in ("beyond", "report.docs"):  # these take the real one with them, whoever imports them first
+        importlib.import_module(f"scrlearn.experiments.{module}")
     monkeypatch.setattr(protocol, "DATASETS", {"digits": Split("Digits", 2, (20, 30, 40))})
     monkeypatch.setattr(protocol, "STUDY", ("digits", 20))
     figure = Figure(1, "tsne", "Embeddings", ("er",), (("digits", 20),), ("memory", "test"))
