@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -296,11 +297,16 @@ def report(
 
     Our means stand beside the paper's. What the store has not is said in its place, with the command that makes it.
     """
+    from scrlearn.experiments.exports import is_store
     from scrlearn.experiments.report import build, load_notes, read_runs, write
 
     with _at_work("Reading runs and drawing figures", quiet):
-        entries = read_runs(store or [DEFAULT_STORE])
-        written = write(build(entries, [] if notes is None else load_notes(notes)), out)
+        sources = store or [DEFAULT_STORE]
+        entries = read_runs(sources)
+        document = build(entries, [] if notes is None else load_notes(notes))
+        if len(sources) == 1 and sources[0] != DEFAULT_STORE and is_store(sources[0]):
+            document = document.with_store(shlex.quote(str(sources[0])))  # what is pasted goes on with this one
+        written = write(document, out)
     if as_json:
         files = {"page": str(written.page), "markdown": str(written.markdown)}
         _print_json({"runs": len(entries), **files, "pictures": [str(path) for path in written.pictures]})

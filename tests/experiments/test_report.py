@@ -560,8 +560,14 @@ def test_report_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (said["runs"], said["page"], said["markdown"]) == (3, "both/index.html", "both/report.md")
     assert "We do not know." in Path("both/report.md").read_text(encoding="utf-8")
     assert scr("report", "--quiet").output == ""
+    assert "--store" not in Path("report/report.md").read_text(encoding="utf-8")
+    Path("results.db").rename("my runs.db")
+    scr("report", "--store", "my runs.db")
+    commands = re.findall(r"`(scr reproduce [^`]*)`", Path("report/report.md").read_text(encoding="utf-8"))
+    assert commands
+    assert all(command.endswith(" --store 'my runs.db'") for command in commands)
     Path("file").touch()
-    assert "a report goes to a folder" in scr("report", "--out", "file", code=1).stderr
+    assert "a report goes to a folder" in scr("report", "--store", "more", "--out", "file", code=1).stderr
 
 
 def test_runs_from_several_places_are_there_once(tmp_path: Path) -> None:

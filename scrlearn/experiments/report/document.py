@@ -6,7 +6,7 @@ Text may hold `code`, **bold** and [links](address), as in Markdown, and nothing
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scrlearn.experiments.identity import digest
@@ -125,3 +125,24 @@ class Document:
         """All pictures in it, in order."""
         for section in self.sections:
             yield from (block for block in section.blocks if isinstance(block, Picture))
+
+    def with_store(self, store: str) -> Document:
+        """The same with commands that put runs into this store.
+
+        >>> document = Document("Some", [Section("One", [Missing("SCR", "scr reproduce table1")])])
+        >>> document.with_store("my.db").sections[0].blocks[0].text
+        'Not measured yet: SCR: `scr reproduce table1 --store my.db`'
+        """
+        sections = [
+            replace(part, blocks=[_with_store(block, store) for block in part.blocks]) for part in self.sections
+        ]
+        return replace(self, sections=sections)
+
+
+def _with_store(block: Block, store: str) -> Block:
+    def command(text: str) -> str:
+        return f"{text} --store {store}" if text.startswith("scr reproduce") and "--store" not in text else text
+
+    if isinstance(block, Code):
+        return replace(block, lines=[command(line) for line in block.lines])
+    return replace(block, command=command(block.command)) if isinstance(block, Missing | Picture) else block
