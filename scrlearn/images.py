@@ -256,16 +256,22 @@ def _opened(path: str | PathLike[str], number: int) -> Iterator[Image.Image]:
     """An image file, closed again at once: there may be more of them than a process can have open."""
     try:
         file = Image.open(path)
-    except (OSError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, Image.DecompressionBombError) as error:  # ValueError: no possible name of a file
         raise InputError(f"images[{number}] cannot be read ({error}); replace it or leave it out.") from error
     with file:
         yield file
 
 
+def has_32_bits(image: Image.Image) -> bool:
+    """Whether a picture has whole numbers of 32 bits, whose range nobody knows. 16 bits may be mode I as well."""
+    bits = getattr(image, "tag_v2", {}).get(258, (32,))
+    return image.mode == "I" and image.format == "TIFF" and max(bits) > 16
+
+
 def _picture(image: Image.Image, number: int, channels: int, size: tuple[int, int] | None) -> Array:
     """A PIL image as uint8 C×H×W: upright, in this number of channels, of this size."""
     try:
-        if image.mode == "I" and image.format == "TIFF":  # 32 bits; 16 bits are "I;16", or "I" of another format
+        if has_32_bits(image):
             raise InputError(f'images[{number}] has 32 bits (mode I); bring it to 0 to 255, then image.convert("L").')
         upright = ImageOps.exif_transpose(image)
         if upright.mode.startswith("I"):  # 16-bit grey: Pillow would cut every value above 255

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import os
-import resource
 import warnings
 from pathlib import Path
 
@@ -135,8 +134,9 @@ class TestPictures:
         exif[0x0112] = 6
         Image.fromarray(COLOUR[0]).save(tmp_path / "a.png", exif=exif)
         paths = [tmp_path / "a.png", str(tmp_path / "a.png")] * 40
+        resource = pytest.importorskip("resource")  # not on Windows
         opened = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, opened[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, opened[1]))
         try:
             x = to_tensor(paths)
         finally:

@@ -26,6 +26,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from scrlearn.devices import cores
 from scrlearn.errors import DataError
+from scrlearn.images import has_32_bits
 
 SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm")
 UNREAD = (".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf")  # images, but not for us
@@ -85,7 +86,7 @@ def decode(path: Path, size: tuple[int, int]) -> np.ndarray[Any, Any]:
         with Image.open(path) as image:
             side = 2 * max(size)
             image.draft("RGB", (side, side))  # a large JPEG is decoded small, yet at least twice as large as wanted
-            if image.mode == "I" and image.format == "TIFF":  # nobody knows their range either; 16 bits are "I;16"
+            if has_32_bits(image):
                 raise ValueError("its pixels have 32 bits; save it with whole numbers from 0 to 255")
             picture = _to_rgb(ImageOps.exif_transpose(image))
     except Exception as error:  # damaged bytes can make the decoder fail in any way

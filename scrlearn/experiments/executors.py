@@ -10,6 +10,7 @@ import gc
 import signal
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -176,7 +177,7 @@ class LocalDevice:
         taken = 0.0
         for job in jobs:
             share = self._share_or_alone(job)
-            if group and (taken + share > 1 + 1e-9 or not _may_join(job.config, [one.config for one in group])):
+            if group and (taken + share > 1 + 1e-9 or not may_join(job.config, [one.config for one in group])):
                 yield group
                 group, taken = [], 0.0
             group.append(job)
@@ -209,10 +210,12 @@ class LocalDevice:
         return most_side_by_side(learner, self.parallel)
 
 
-def _may_join(config: RunConfig, group: Sequence[RunConfig]) -> bool:
+def may_join(config: RunConfig, group: Sequence[RunConfig]) -> bool:
+    """Whether a run goes well with those that are together already."""
     if in_common(config) != in_common(group[0]):
         return False
-    return len(group) < ENOUGH_ALIKE or kind_key(config) == kind_key(group[-1])
+    kinds = Counter(map(kind_key, group))
+    return max(kinds.values()) < ENOUGH_ALIKE or kind_key(config) == kind_key(group[-1])
 
 
 def in_common(config: RunConfig) -> tuple[object, ...]:

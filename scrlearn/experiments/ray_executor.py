@@ -18,7 +18,7 @@ import torch
 
 from scrlearn.cluster import connected, import_ray
 from scrlearn.errors import InputError
-from scrlearn.experiments.executors import Job, LocalDevice, Outcome, Surroundings, Watch, in_common
+from scrlearn.experiments.executors import Job, LocalDevice, Outcome, Surroundings, Watch, may_join
 from scrlearn.experiments.identity import describe
 from scrlearn.experiments.processes import LOOK_SECONDS, SAVING_SECONDS, Stopped
 from scrlearn.experiments.record import Moment
@@ -99,7 +99,7 @@ class RayTasks:
         """Neighbours that may share a GPU; for a CPU, each alone."""
         group: list[Job] = []
         for job in jobs:
-            if group and in_common(job.config) != in_common(group[0].config):
+            if group and not may_join(job.config, [one.config for one in group]):
                 yield group
                 group = []
             group.append(job)

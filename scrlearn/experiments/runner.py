@@ -209,7 +209,7 @@ class Session:
         self._finishing: tuple[int, int] | None = None
         self.test_images = ImagesAtHand()
         self.stop_request: list[int] = []
-        self.side_by_side, self.alike = 1, 1
+        self.side_by_side, self.alike, self.among_others = 1, 1, False
         self.checkpoint_seconds, self._saved_at = checkpoint_seconds, time.monotonic()
         self._shown_at, self._shown = time.monotonic(), (0, 0.0)
 
@@ -223,6 +223,7 @@ class Session:
     def begin(self, stop_request: list[int], side_by_side: int, alike: int) -> None:
         """Training starts: so many runs share the device, and so many of them are of this kind."""
         self.stop_request, self.side_by_side, self.alike = stop_request, side_by_side, alike
+        self.among_others |= alike < side_by_side
         self.stopwatch.switch("training")
         self._shown_at, self._shown = time.monotonic(), (self._steps_done(), self.stopwatch.spent["training"])
 
@@ -370,6 +371,7 @@ class Session:
             "position": [self.position.task, self.position.step],
             "record": dataclasses.asdict(self.record),
             "seconds": self.stopwatch.seconds(),
+            "among_others": self.among_others,
             "stream": self._stream_id,
             "machine": self._machine(),
             "versions": versions(),
@@ -386,6 +388,7 @@ class Session:
         for kind, spent in about["seconds"].items():
             if kind in self.stopwatch.spent:
                 self.stopwatch.spent[kind] += spent
+        self.among_others = about.get("among_others", False)
 
     def _check_belongs(self, path: Path, about: dict[str, Any]) -> None:
         if about.get("kind") != "run":
@@ -456,7 +459,12 @@ class Session:
             method_options=options,
             machine=self._machine(),
             versions=versions(),
-            seconds={**self.stopwatch.seconds(), "side_by_side": self.side_by_side, "alike": self.alike},
+            # what was spent beside runs of other kinds before a stop is in its time too
+            seconds={
+                **self.stopwatch.seconds(),
+                "side_by_side": self.side_by_side,
+                "alike": min(self.alike, self.side_by_side - 1) if self.among_others else self.alike,
+            },
         )
 
 

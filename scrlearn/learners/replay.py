@@ -180,5 +180,5 @@ class Replay(Keeper):
         """The retrieval's state too."""
         super().load_state_dict(state)
         self.retrieve.load_state_dict(state["retrieve"])
-        self.replayed.copy_(state["replayed"])
-        self._replayed = state["replayed_on_host"]
+        self.replayed.copy_(state.get("replayed", torch.zeros_like(self.replayed)))
+        self._replayed = state.get("replayed_on_host", 0)

@@ -260,13 +260,15 @@ def _png(image: Any) -> bytes:
 
     if not isinstance(image, Image.Image):
         pixels = np.asarray(image)
-        flat = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4))
+        flat = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (1, 2, 3, 4))
         if pixels.dtype != np.uint8 or not flat:
             raise InputError(
                 f"An image of {pixels.dtype} and shape {pixels.shape} was given; use a path, bytes, a PIL image, or a "
                 "uint8 array H×W×C or H×W."
             )
         image = Image.fromarray(pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
+    if image.mode == "I" and image.format == "TIFF" and max(getattr(image, "tag_v2", {}).get(258, (32,))) > 16:
+        raise InputError('A PIL image has 32 bits (mode I); bring it to 0 to 255, then image.convert("L").')
     file = io.BytesIO()
     try:
         _upright(image).save(file, "PNG")
@@ -280,6 +282,8 @@ def _upright(image: Any) -> Any:
     from PIL import ImageOps
 
     image = ImageOps.exif_transpose(image)
-    if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16", "F"):
+    if image.mode.startswith("I;16"):  # in whatever order of bytes; Pillow would cut every value above 255 for RGB
+        image = image.convert("I")
+    if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "F"):
         return image
     return image.convert({"I": "I;16", "La": "LA", "RGBa": "RGBA", "PA": "RGBA"}.get(image.mode, "RGB"))

@@ -172,9 +172,9 @@ class Guard:
         try:
             try:
                 self._check(scope)
-            except Problem:
-                await self._let_it_come(scope, receive)
-                raise
+            except Problem as problem:
+                await answer.problem(problem, lambda: self._let_it_come(scope, receive))
+                return
             with self._counted():
                 await self.app(scope, receive, answer)
         except Problem as problem:
@@ -234,12 +234,15 @@ class _Answer:
             message = {**message, "headers": [*message["headers"], *more]}
         await self._send(message)
 
-    async def problem(self, problem: Problem) -> None:
-        """Answer with a problem, unless another answer has begun."""
+    async def problem(self, problem: Problem, then: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Answer with a problem, unless another answer has begun; `then` is done before its end."""
         if self.status:
             return
         body = json.dumps(problem.document()).encode()
         headers = {"content-type": "application/problem+json", "content-length": str(len(body)), **problem.headers()}
         raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await self({"type": "http.response.start", "status": problem.status, "headers": raw})
-        await self({"type": "http.response.body", "body": body})
+        await self({"type": "http.response.body", "body": body, "more_body": then is not None})
+        if then is not None:
+            await then()
+            await self({"type": "http.response.body", "body": b""})

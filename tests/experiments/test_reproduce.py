@@ -267,6 +267,7 @@ def test_where_there_are_enough_of_a_kind_nobody_else_joins_them() -> None:
 
     assert groups(8, 8) == [["er"] * 8, ["scr"] * 8]
     assert groups(20, 2) == [["er"] * 16, ["er"] * 4 + ["scr"] * 2]
+    assert groups(6, 6, 6) == [["er"] * 6 + ["scr"] * 6 + ["mir"] * 4, ["mir"] * 2]  # no kind has a time anyway
     assert groups(3, 3, 12) == [["er"] * 3 + ["scr"] * 3 + ["mir"] * 10, ["mir"] * 2]
 
 

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -278,6 +279,16 @@ def test_a_picture_of_any_mode_is_sent(mode: str) -> None:
     assert sent(Image.new(mode, (4, 6))).size == (4, 6)
 
 
+def test_pictures_of_16_bits_keep_what_is_above_255(tmp_path: Path) -> None:
+    values = np.linspace(0, 65535, 24).reshape(4, 6)
+    for name, kind in (("small.tif", "<u2"), ("large.tif", ">u2")):
+        Image.fromarray(values.astype(kind)).save(tmp_path / name)
+        assert np.array_equal(np.asarray(sent(Image.open(tmp_path / name))), values.astype(np.uint16))
+    Image.fromarray(values.astype(np.int32)).save(tmp_path / "long.tif")
+    with pytest.raises(InputError, match="32 bits"):
+        sent(Image.open(tmp_path / "long.tif"))
+
+
 @pytest.mark.parametrize("image", [Image.new("F", (4, 6)), np.zeros((3, 8, 8), np.uint8), np.zeros((8, 8))])
 def test_an_image_that_cannot_be_sent_is_said(image: object) -> None:
     with pytest.raises(InputError, match=r"mode F cannot be sent|shape \((3, )?8, 8\)"):
@@ -304,6 +315,16 @@ def test_a_token_is_never_shown(tmp_path: Path) -> None:
         Client(token="secret-secret\nsecret")
     assert "secret-secret" not in str(caught.value)
     assert Client(token="secret-secret\n").token == "secret-secret", "as a file has it"
+
+
+def test_a_refusal_does_not_wait_for_the_body(tmp_path: Path) -> None:
+    with open_service(tmp_path / "state") as service, listening(service, Access("a" * 32)) as address:
+        place = urlsplit(address)
+        with socket.create_connection((str(place.hostname), place.port or 80), timeout=10) as connection:
+            connection.sendall(b"POST /v1/learn HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+            assert connection.recv(100).startswith(
+                b"HTTP/1.1 401"
+            )  # long before the thirty seconds that a body may take
 
 
 @pytest.mark.parametrize(("token", "code"), [("b" * 32, "unauthorised"), ("a" * 32, "too-large")])
