@@ -622,6 +622,27 @@ def test_pictures(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_time_spent_among_other_methods_is_not_told_as_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = [RunConfig(method=method, memory_size=20, limit=30) for method in ("er", "fine-tune")]
+    looks = []
+
+    def stop(session: runner.Session) -> None:
+        looks.append(1)
+        if len(looks) == 20:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.Session, "_stop_if_asked", stop)
+        with pytest.raises(KeyboardInterrupt):
+            runner.run_together(configs, outs=[tmp_path / "er", tmp_path / "other"], checkpoint_seconds=0)
+    (went_on,) = runner.run_together(configs[:1], outs=[tmp_path / "er"], resume=True)
+    (alone,) = runner.run_together(configs[:1], outs=[None])
+    assert went_on.seconds["alike"] < went_on.seconds["side_by_side"] == 1
+    assert alone.seconds["alike"] == alone.seconds["side_by_side"] == 1
+
+
 def test_seconds_go_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_and_die(10, tmp_path)
     from scrlearn.checkpoint import read_meta
