@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import TracebackType
 from typing import Any
 
@@ -9,6 +10,35 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from scrlearn.experiments.record import Moment
+
+LOG = logging.getLogger("scrlearn")
+
+
+class _Above(logging.Handler):
+    """What the package has to say while bars are shown, in lines above them."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.INFO)
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.console.print(record.getMessage(), highlight=False, soft_wrap=True, markup=False)
+
+
+class _Bars(Progress):
+    """Bars that let the package speak as long as they are there."""
+
+    def start(self) -> None:
+        self.above, self.level = _Above(self.console), LOG.level
+        LOG.addHandler(self.above)
+        LOG.setLevel(logging.INFO)
+        super().start()
+
+    def stop(self) -> None:
+        super().stop()
+        if self.above in LOG.handlers:  # bars may be stopped twice
+            LOG.removeHandler(self.above)
+            LOG.setLevel(self.level)
 
 
 def bars_on(console: Console, **how: Any) -> Progress:
@@ -20,7 +50,7 @@ def bars_on(console: Console, **how: Any) -> Progress:
         TextColumn("{task.fields[text]}"),
         TimeRemainingColumn(compact=True),
     )
-    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True, **how)
+    return _Bars(*columns, console=console, disable=not console.is_terminal, transient=True, **how)
 
 
 class Bars:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,7 @@ from scrlearn.files import atomic_write
 _SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _WITHOUT_ASKING = 48 * 1024  # bytes of shared memory that every kernel may use
 Argument = Tensor | int | float | ctypes.Structure
+log = logging.getLogger("scrlearn.kernels")
 
 
 class CompilerError(RuntimeError):
@@ -138,11 +140,18 @@ def _compiled(source: Path, name: str, capability: tuple[int, int]) -> tuple[byt
         mangled, code = kept.read_bytes().split(b"\n", 1)
         if code.startswith(b"\x7fELF"):
             return code, mangled
+    _say_that_it_takes_time()
     code, mangled = _compile(text, source.name, name, architecture)
     with contextlib.suppress(OSError):  # no place to keep it: then it is made again the next time
         kept.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(kept, mangled + b"\n" + code)
     return code, mangled
+
+
+@functools.cache
+def _say_that_it_takes_time() -> None:
+    """Once in a process: a minute without a step is long."""
+    log.info("Preparing kernels for this GPU. That takes up to a minute, once on a machine.")
 
 
 def cache_folder() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,19 @@ def test_bars_on_a_terminal() -> None:
     text = plain.file.getvalue()
     assert text.count("er, seed 7: task") == 2
     assert "accuracy" in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_the_package_says_stands_above_the_bars(terminal: bool) -> None:
+    console = Console(width=140, force_terminal=terminal, file=io.StringIO())
+    log = logging.getLogger("scrlearn.kernels")
+    level = log.getEffectiveLevel()
+    with Bars("er", [7], console):
+        log.info("Preparing [kernels].")
+    log.info("After them nobody listens.")
+    assert "Preparing [kernels]." in console.file.getvalue()
+    assert "nobody" not in console.file.getvalue()
+    assert log.getEffectiveLevel() == level
 
 
 @pytest.mark.slow

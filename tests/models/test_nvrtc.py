@@ -46,6 +46,23 @@ def test_compiled_again_when_anything_differs(compiler, source):
     assert len(set(compiler)) == len(compiler) == 4
 
 
+def test_says_once_that_it_takes_time(compiler, source, caplog):
+    nvrtc._say_that_it_takes_time.cache_clear()
+    with caplog.at_level("INFO", "scrlearn"):
+        for name in ("f<1>", "f<2>"):
+            nvrtc._compiled(source, name, (9, 0))
+    assert len(caplog.messages) == 1
+    assert "Preparing kernels" in caplog.messages[0]
+
+
+def test_says_nothing_where_all_is_there(compiler, source, caplog):
+    nvrtc._compiled(source, "f<1>", (9, 0))
+    nvrtc._say_that_it_takes_time.cache_clear()
+    with caplog.at_level("INFO", "scrlearn"):
+        nvrtc._compiled(source, "f<1>", (9, 0))
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize("content", [b"", b"no name here", b"_Zf\nnot machine code"])
 def test_a_damaged_file_is_made_again(compiler, source, content):
     nvrtc._compiled(source, "f<1>", (9, 0))
