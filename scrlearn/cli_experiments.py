@@ -47,7 +47,10 @@ StoreFile = Annotated[
 @app.command()
 def reproduce(
     target: Annotated[
-        str, typer.Argument(help="table1, figures, ablations; for scr+: beyond, beyond-ablations, beyond-wide.")
+        str,
+        typer.Argument(
+            help="paper, or a part of it: table1, figures, ablations; for scr+: beyond, beyond-ablations, beyond-wide."
+        ),
     ],
     datasets: Annotated[
         list[str] | None, typer.Option("--datasets", help="Only these, by comma. (default: all of the paper)")
@@ -98,7 +101,7 @@ def reproduce(
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
-    """Run the paper's experiments, and put every result into a store.
+    """Run the paper's experiments, all of them or a part, and put every result into a store.
 
     What the store has already is skipped. A sweep that was stopped or killed goes on with the same command. A run that
     fails is told at the end, with exit code 1, and does not stop the others.
@@ -106,17 +109,17 @@ def reproduce(
     from scrlearn.experiments import beyond, protocol
     from scrlearn.experiments.store import Store
 
-    default_seeds = {**protocol.DEFAULT_SEEDS, **beyond.DEFAULT_SEEDS}
-    if target not in default_seeds:
-        raise InputError(f'There is no target "{target}".{suggest(target, default_seeds)}')
+    targets = (protocol.PAPER, *protocol.TARGETS, *beyond.TARGETS)
+    if target not in targets:
+        raise InputError(f'There is no target "{target}".{suggest(target, targets)}')
     runs_for = beyond.runs_for if target in beyond.TARGETS else protocol.runs_for
-    count = default_seeds[target] if seeds is None else seeds
     configs = runs_for(
         target,
         _listed(datasets),
         _listed(methods),
         _sizes(memory),
-        range(first_seed, first_seed + count),
+        seeds,
+        first_seed=first_seed,
         order=_order(order),
         review=review,
         limit=limit,

@@ -106,6 +106,7 @@ def runs_for(
     memory: Sequence[int] | None = None,
     seeds: int | Sequence[int] | None = None,
     *,
+    first_seed: int = 0,
     order: Order = "natural",
     review: bool | None = None,
     **settings: Any,
@@ -122,6 +123,8 @@ def runs_for(
         Only these; None: all.
     seeds
         How many, or which; None: 10, for the ablations and the wide encoder 5.
+    first_seed
+        Where it begins to count them.
     order
         Class order: "natural", or "shuffled" by the seed.
     review
@@ -138,7 +141,7 @@ def runs_for(
         raise InputError(f'There is no target "{target}".{suggest(target, TARGETS)}')
     _check_names("data set", datasets, DATASETS)
     _check_names("method", methods, {method: None for method, _ in VARIANTS.values()})
-    numbers = seed_numbers(DEFAULT_SEEDS[target] if seeds is None else seeds)
+    numbers = seed_numbers(DEFAULT_SEEDS[target] if seeds is None else seeds, first_seed)
     common = {"order": order, **settings}
     unique: dict[str, RunConfig] = {}
     for dataset, size in _cells(target):

@@ -18,6 +18,7 @@ from scrlearn.experiments.identity import family_key, run_key
 
 PAPER_RUNS = 10
 TARGETS = ("table1", "figures", "ablations")
+PAPER = "paper"  # all of them
 DEFAULT_SEEDS = {"table1": 10, "figures": 5, "ablations": 5}
 
 # ------------------------------------------------------------------------------------------------------------ streams
@@ -292,20 +293,23 @@ def runs_for(
     memory: Sequence[int] | None = None,
     seeds: int | Sequence[int] | None = None,
     *,
+    first_seed: int = 0,
     order: Order = "natural",
     review: bool | None = None,
     **settings: Any,
 ) -> list[RunConfig]:
-    """The runs that a part of the paper is made of, each once.
+    """The runs that the paper or a part of it is made of, each once.
 
     Parameters
     ----------
     target
-        "table1", "figures" or "ablations".
+        "table1", "figures" or "ablations"; "paper": all three, the ablations where the paper has them.
     datasets, methods, memory
         Only these; None: all that the paper has. Methods that never train on their memory are there for any size.
     seeds
         How many, or which; None: 10 for Table 1, 5 for the others.
+    first_seed
+        Where it begins to count them.
     order
         Class order: "natural" as in the released configuration, or "shuffled" by the seed.
     review
@@ -318,25 +322,32 @@ def runs_for(
     >>> len(runs_for("table1", ["cifar10"], seeds=10)), len(runs_for("ablations", seeds=1))
     (243, 21)
     """
-    if target not in TARGETS:
-        raise InputError(f'There is no target "{target}".{suggest(target, TARGETS)}')
+    if target not in (*TARGETS, PAPER):
+        raise InputError(f'There is no target "{target}".{suggest(target, (*TARGETS, PAPER))}')
     wanted = _Wanted(datasets, methods, memory)
-    numbers = seed_numbers(DEFAULT_SEEDS[target] if seeds is None else seeds)
-    reviews = [bool(review)] if review is not None or target != "table1" else [False, True]
-    cells = {"table1": _table_cells, "figures": _figure_cells, "ablations": _ablation_cells}[target](wanted, reviews)
     unique: dict[str, RunConfig] = {}
-    for method, dataset, size, options in cells:
-        for seed in numbers[: RECIPES[method].most_seeds]:
-            config = config_for(method, dataset, size, seed, options=options, order=order, **settings)
-            unique.setdefault(run_key(config), config)
+    for part in TARGETS if target == PAPER else (target,):
+        if target == PAPER and part == "ablations":  # they can be made elsewhere too
+            if not wanted.admits("scr", *STUDY):
+                continue
+            wanted = _Wanted([STUDY[0]], methods, [STUDY[1]])
+        numbers = seed_numbers(DEFAULT_SEEDS[part] if seeds is None else seeds, first_seed)
+        for method, dataset, size, options in _cells(part, wanted, review):
+            for seed in numbers[: RECIPES[method].most_seeds]:
+                config = config_for(method, dataset, size, seed, options=options, order=order, **settings)
+                unique.setdefault(run_key(config), config)
     if not unique:
         raise InputError(f"Nothing of {target} is left with these data sets, methods and memory sizes.")
-    return list(unique.values())
+    return sorted(unique.values(), key=lambda config: list(DATASETS).index(config.dataset))  # each is loaded once
 
 
-def seed_numbers(seeds: int | Sequence[int]) -> list[int]:
-    """Which seeds: so many from 0 on, or these."""
-    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+def seed_numbers(seeds: int | Sequence[int], first: int = 0) -> list[int]:
+    """Which seeds: so many from the first on, or these.
+
+    >>> seed_numbers(3), seed_numbers(2, first=5), seed_numbers([7, 1])
+    ([0, 1, 2], [5, 6], [7, 1])
+    """
+    numbers = list(range(first, first + seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
         raise InputError(f"The seeds are {seeds}; expected one or more, each once, from 0 on.")
     return numbers
@@ -368,6 +379,12 @@ class _Wanted:
 
 
 Cell = tuple[str, str, int, dict[str, Any]]
+
+
+def _cells(part: str, wanted: _Wanted, review: bool | None) -> Iterator[Cell]:
+    """The runs of a part of the paper but for their seeds."""
+    reviews = [bool(review)] if review is not None or part != "table1" else [False, True]
+    return {"table1": _table_cells, "figures": _figure_cells, "ablations": _ablation_cells}[part](wanted, reviews)
 
 
 def _reviewed(method: str, reviews: Sequence[bool]) -> list[dict[str, Any]]:

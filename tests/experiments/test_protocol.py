@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import groupby
 
 import pytest
 
@@ -10,7 +11,17 @@ from scrlearn.data import DEFAULT_TASKS
 from scrlearn.errors import InputError
 from scrlearn.experiments import protocol
 from scrlearn.experiments.identity import run_key
-from scrlearn.experiments.protocol import ABLATIONS, COLUMNS, DATASETS, FIGURES, RECIPES, ROWS, artefacts_for, runs_for
+from scrlearn.experiments.protocol import (
+    ABLATIONS,
+    COLUMNS,
+    DATASETS,
+    FIGURES,
+    RECIPES,
+    ROWS,
+    TARGETS,
+    artefacts_for,
+    runs_for,
+)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +166,34 @@ def test_figures_are_made_of_table_1s_runs() -> None:
     assert [figure.number for figure in FIGURES] == [1, 2, 3, 4, 5, 6]
     assert not any(config.options.get("review") for config in figures)
     assert len(runs_for("figures", ["cifar10"], ["er"])) == 2 * 5  # bars with 500, the curve with 200
+
+
+def test_the_whole_paper_is_its_parts() -> None:
+    """Each run once, data set by data set."""
+    parts = [set(map(run_key, runs_for(target))) for target in TARGETS]
+    whole = runs_for("paper")
+    keys = list(map(run_key, whole))
+    assert len(keys) == len(set(keys)) < sum(map(len, parts))
+    assert set(keys) == set().union(*parts)
+    datasets = [config.dataset for config in whole]
+    assert [name for name, _ in groupby(datasets)] == list(DATASETS)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ablations"),
+    [({}, True), ({"datasets": ["cifar100"]}, True), ({"datasets": ["cifar10"]}, False), ({"methods": ["er"]}, False)],
+)
+def test_the_whole_paper_has_ablations_where_the_paper_has_them(wanted: dict, ablations: bool) -> None:
+    made = {run_key(config) for config in runs_for("paper", seeds=1, **wanted)}
+    of_the_study = {run_key(config) for config in runs_for("ablations", seeds=1) if config.options}
+    assert made & of_the_study == (of_the_study if ablations else set())
+
+
+def test_seeds_from_the_first_on() -> None:
+    assert {config.seed for config in runs_for("figures", ["cifar10"], first_seed=20)} == set(range(20, 25))
+    whole = runs_for("paper", ["cifar100"], ["scr"], [2000], first_seed=10)
+    assert {config.seed for config in whole} == set(range(10, 20))
+    assert {config.seed for config in whole if "temperature" in config.options} == set(range(10, 15))
 
 
 def test_artefacts_are_made_where_a_figure_needs_them() -> None:
