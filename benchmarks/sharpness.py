@@ -63,7 +63,8 @@ def measure(dataset: Dataset, method: str, amount: float, args: argparse.Namespa
     ]
     results = run_all(configs, dataset)
     figures = {name: values["average_accuracy"] for name, values in summary(results).items()}
-    row: dict[str, Any] = {"method": method, "amount": amount, "config": configs[0].to_dict(), "seeds": args.seeds}
+    row: dict[str, Any] = {"method": method, "amount": amount, "review": bool(options), "seeds": args.seeds}
+    row["config"] = configs[0].to_dict()
     for name, value in figures.items():
         row[name] = {"mean": value.mean, "interval": value.half_width}
     print(f"{method:10} {amount:5.2f}   " + "   ".join(f"{name} {value.format()}" for name, value in figures.items()))

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import argparse
 import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+
+from scrlearn.data import load
 
 SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "sharpness.py"
 CPU = torch.device("cpu")
@@ -43,3 +46,14 @@ def test_deviations_grow_with_the_amount(script):
     assert script["deviations"](images) == pytest.approx((images / 255).std((0, 2, 3), correction=0).tolist(), abs=1e-4)
     smooth = script["sharpened"](images, -0.8, CPU)
     assert all(a < b for a, b in zip(script["deviations"](smooth), script["deviations"](images), strict=True))
+
+
+def test_its_lines_are_those_that_notes_look_for(script):
+    given = argparse.Namespace(
+        dataset="cifar10", memory=20, seeds=2, review=True, device="cpu", order="natural", limit=5, data_root=None
+    )
+    scr, er = (script["measure"](load("digits"), method, 0.6, given) for method in ("scr", "er"))
+    assert (scr["method"], scr["amount"], scr["review"], scr["seeds"]) == ("scr", 0.6, True, 2)
+    assert not er["review"]
+    assert 0 <= scr["ncm"]["mean"] <= 1
+    assert scr["ncm"]["interval"] >= 0

@@ -397,6 +397,41 @@ def test_notes_stand_beside_their_figure_with_figures_of_the_store(tmp_path: Pat
     assert re.fullmatch(rf"{ours}; shuffled {mean:.1f} ± \d+\.\d \(2\), at M = 1k not yet\.", said)
 
 
+def benchmark_note(folder: Path, figure: str, lines: object) -> list[Note]:
+    (folder / "benchmarks").mkdir()
+    (folder / "benchmarks" / "sharpness.json").write_text(json.dumps(lines))
+    path = folder / "notes.toml"
+    path.write_text(f'[[note]]\nmethod = "scr"\ntext = "Sharpened it is {{sharp}}."\nfigures.sharp = {figure}\n')
+    return load_notes(path)
+
+
+def test_notes_have_figures_of_benchmarks(tmp_path: Path) -> None:
+    found = {"ncm": {"mean": 0.2884, "interval": 0.0081}, "seeds": 4}
+    other = {"ncm": {"mean": 0.5, "interval": 0.1}, "seeds": 4}
+    lines = [
+        {"method": "scr", "amount": 0.6, "review": False, **found},
+        {"method": "scr", "amount": 0.6, "review": True, **other},
+        {"method": "scr", "amount": 0.0, "review": False, **other},
+        {"method": "er", "amount": 0.6, "review": False, **other},
+    ]
+    notes = benchmark_note(tmp_path, '{ file = "benchmarks/sharpness.json", amount = 0.6 }', {"runs": lines})
+    assert why(notes, below())["SCR, Mini-ImageNet, M = 2k"] == "Sharpened it is 28.8 ± 0.8 (4)."
+
+
+@pytest.mark.parametrize(
+    ("figure", "lines", "message"),
+    [
+        ('{ file = "benchmarks/other.json" }', {"runs": []}, "other.json.*cannot be read"),
+        ('{ file = "benchmarks/sharpness.json" }', {"rows": []}, "cannot be read"),
+        ('{ file = "benchmarks/sharpness.json" }', {"runs": []}, "0 runs"),
+        ('{ file = "benchmarks/sharpness.json" }', {"runs": 2 * [{"method": "scr", "review": False}]}, "2 runs"),
+    ],
+)
+def test_a_benchmark_without_that_figure_is_told(tmp_path: Path, figure: str, lines: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        why(benchmark_note(tmp_path, figure, lines), below())
+
+
 def test_a_note_about_a_figure_inside_is_shown_too() -> None:
     note = Note("Everything went well.", method="scr")
     inside = entries(config_for("scr", "cifar10", 1000, seed) for seed in range(4))

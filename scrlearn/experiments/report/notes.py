@@ -10,11 +10,15 @@
     figures.shuffled = { order = "shuffled" }
 
 Figures are not typed into a text: ``{ours}``, ``{paper}`` and ``{difference}`` are those of the cell, and each of
-`figures` is the mean over the runs whose configuration differs from the cell's in what is said there.
+`figures` is the mean over the runs whose configuration differs from the cell's in what is said there. What a benchmark
+has found is named by its file, beside the notes, and by what tells the line in it from the others:
+
+    figures.sharper = { file = "benchmarks/sharpness.json", amount = 0.6 }
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -24,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scrlearn.errors import InputError, suggest
+from scrlearn.evaluation import Interval
 from scrlearn.experiments.protocol import DATASETS, RECIPES, config_for
 from scrlearn.experiments.report.runs import Runs, difference_text, figure_text
 
@@ -48,6 +53,7 @@ class Note:
     classifier: str | None = None
     review: bool | None = None
     figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    folder: Path = Path()
 
     def is_about(self, figure: Comparison) -> bool:
         """Whether it explains a figure of Table 1."""
@@ -61,11 +67,16 @@ class Note:
             "ours": figure_text(figure.ours),
             "paper": str(figure.paper),
             "difference": difference_text(figure.difference),
-        } | {name: _figure(figure, changes, runs) for name, changes in self.figures.items()}
+        } | {name: self._figure(figure, changes, runs) for name, changes in self.figures.items()}
         return PLACEHOLDER.sub(lambda found: known[found[1]], self.text)
 
+    def _figure(self, figure: Comparison, changes: Mapping[str, Any], runs: Runs) -> str:
+        if "file" in changes:
+            return _of_a_benchmark(self.folder / changes["file"], figure, changes)
+        return _of_runs(figure, changes, runs)
 
-def _figure(figure: Comparison, changes: Mapping[str, Any], runs: Runs) -> str:
+
+def _of_runs(figure: Comparison, changes: Mapping[str, Any], runs: Runs) -> str:
     """A mean from the store: that of the cell, with these changes."""
     rest = {name: changes[name] for name in ("order", "classes_ahead", "precision") if name in changes}
     options = {"review": True} if figure.review else {}
@@ -77,6 +88,21 @@ def _figure(figure: Comparison, changes: Mapping[str, Any], runs: Runs) -> str:
         **rest,
     )
     return figure_text(runs.accuracy(config, changes.get("classifier", figure.row.classifier)))
+
+
+def _of_a_benchmark(path: Path, figure: Comparison, changes: Mapping[str, Any]) -> str:
+    """A mean from a benchmark's file: the line of the cell's method and review with these values."""
+    told = {name: value for name, value in changes.items() if name not in ("file", "classifier")}
+    wanted = {"method": figure.row.method, "review": figure.review, **told}
+    try:
+        lines = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        found = [line for line in lines if all(line.get(name) == value for name, value in wanted.items())]
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise InputError(f'"{path}", which a note takes a figure from, cannot be read ({error}).') from error
+    if len(found) != 1:
+        raise InputError(f'"{path}" has {len(found)} runs with {wanted}; a note takes its figure from one.')
+    value = found[0][changes.get("classifier", figure.row.classifier)]
+    return figure_text(Interval(value["mean"], value["interval"], found[0]["seeds"]))
 
 
 def load_notes(path: str | os.PathLike[str]) -> list[Note]:
@@ -92,10 +118,10 @@ def load_notes(path: str | os.PathLike[str]) -> list[Note]:
     notes = document.get("note", [])
     if not isinstance(notes, list):
         raise InputError(f'"{path}" has one [note]; write [[note]], so that others can follow.')
-    return [_note(values, f'Note {number} of "{path}"') for number, values in enumerate(notes, 1)]
+    return [_note(values, f'Note {number} of "{path}"', path.parent) for number, values in enumerate(notes, 1)]
 
 
-def _note(values: Mapping[str, Any], where: str) -> Note:
+def _note(values: Mapping[str, Any], where: str, folder: Path) -> Note:
     known = {"text": str, "figures": dict, **ABOUT}
     for name, value in values.items():
         if name not in known:
@@ -106,7 +132,7 @@ def _note(values: Mapping[str, Any], where: str) -> Note:
         if values.get(name, next(iter(names))) not in names:
             raise InputError(f'{where} is about {name} "{values[name]}".{suggest(values[name], names)}')
     _check_text(values.get("text", ""), values.get("figures", {}), where)
-    return Note(**values)
+    return Note(**values, folder=folder)
 
 
 def _check_text(text: str, figures: Mapping[str, Any], where: str) -> None:
@@ -114,7 +140,7 @@ def _check_text(text: str, figures: Mapping[str, Any], where: str) -> None:
         raise InputError(f"{where} has no text.")
     for name, changes in figures.items():
         for change in changes:
-            if change not in CHANGES:
+            if change not in CHANGES and "file" not in changes:
                 raise InputError(f'{where} changes "{change}" for {{{name}}}.{suggest(change, CHANGES)}')
     names = {"ours", "paper", "difference", *figures}
     for name in PLACEHOLDER.findall(text):
