@@ -296,6 +296,6 @@ def _ablation(ablation: Ablation, found: Mapping[str, Sequence[float]]) -> Pictu
         },
         f"{ablation.title} of SCR, {place_text(*STUDY)}",
         f"{kind} of {_lower(ablation.title)}: average accuracy at the end of the stream.",
-        [seeds_text({label: len(values) for label, values in found.items()})],
+        [seeds_text({label: len(values) for label, values in found.items()}), f"The paper says: {ablation.paper}."],
         command("ablations"),
     )
