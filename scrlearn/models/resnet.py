@@ -174,6 +174,39 @@ def _fused_convolution() -> Callable[..., tuple[Tensor, Tensor | None]] | None:
     return convolve
 
 
+class _Averaged(torch.autograd.Function):
+    """Average pooling whose gradient is spread over the windows: no pixel lies in two of them.
+
+    PyTorch's own kernel asks for each pixel which windows it lies in, and takes longer than a convolution.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, pool: tuple[int, int]) -> Tensor:
+        """The averages of the windows, which lie side by side."""
+        ctx.shape, ctx.pool = x.shape, pool
+        return F.avg_pool2d(x, pool)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Every pixel's share; zeros where no window fits any more."""
+        (dy,), (rows, columns) = gradients, ctx.pool
+        dx = torch.empty(ctx.shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
+        inside = dx[:, :, : dy.shape[2] * rows, : dy.shape[3] * columns]
+        if inside.shape != dx.shape:
+            dx.zero_()
+        windows = inside.unflatten(3, (-1, columns)).unflatten(2, (-1, rows))
+        torch.div(dy[:, :, :, None, :, None].expand_as(windows), rows * columns, out=windows)
+        return dx, None
+
+
+def averaged(x: Tensor, pool: tuple[int, int]) -> Tensor:
+    """Average pooling with windows side by side."""
+    if x.is_cuda and x.requires_grad:
+        pooled: Tensor = _Averaged.apply(x, pool)  # type: ignore[no-untyped-call]
+        return pooled
+    return F.avg_pool2d(x, pool)
+
+
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions and a shortcut."""
 
@@ -242,7 +275,7 @@ class ReducedResNet18(nn.Module):
         for block in self.blocks:
             out, again = block(out, again, segments)
         pool = (min(4, out.shape[2]), min(4, out.shape[3]))
-        return F.avg_pool2d(out, pool).flatten(1)
+        return averaged(out, pool).flatten(1)
 
     def takes_segments(self, x: Tensor) -> bool:
         """Whether two batches like this one should go through as segments: where training has the fused kernels.

@@ -9,7 +9,7 @@ from torch import nn
 
 from scrlearn.checkpoint import digest, load_checkpoint, save_checkpoint
 from scrlearn.models import Network, ReducedResNet18
-from scrlearn.models.resnet import BasicBlock, BatchNorm
+from scrlearn.models.resnet import BasicBlock, BatchNorm, _Averaged, averaged
 
 STAGES = ((20, 1), (40, 2), (80, 2), (160, 2))
 
@@ -103,6 +103,28 @@ def test_two_blocks_a_stage_and_no_max_pool():
     modules = list(encoder().modules())
     assert sum(isinstance(m, BasicBlock) for m in modules) == 8
     assert not any("pool" in type(m).__name__.lower() for m in modules)
+
+
+@pytest.mark.parametrize("size", [(4, 4), (11, 11), (8, 5), (9, 7)])
+@pytest.mark.parametrize("pool", [(4, 4), (3, 2), (1, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_averages_and_their_gradient_are_torchs_own(size, pool, dtype, layout):
+    x = torch.randn(3, 8, *size).to(dtype).contiguous(memory_format=layout).requires_grad_()
+    y, expected = _Averaged.apply(x, pool), F.avg_pool2d(x, pool)
+    assert torch.equal(y, expected)
+    dy = torch.randn(y.shape).to(dtype)
+    ours, theirs = (torch.autograd.grad(out, x, dy)[0] for out in (y, expected))
+    torch.testing.assert_close(ours, theirs)
+    assert ours.dtype == dtype
+    assert ours.is_contiguous(memory_format=torch.channels_last)
+    if pool == (4, 4):
+        assert torch.equal(ours, theirs)
+
+
+def test_averages_on_a_cpu_are_left_to_torch():
+    x = torch.randn(2, 8, 9, 9).requires_grad_()
+    assert "AvgPool2D" in type(averaged(x, (4, 4)).grad_fn).__name__
 
 
 # ---------------------------------------------------------------- BatchNorm
