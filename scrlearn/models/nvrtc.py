@@ -8,6 +8,7 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -132,7 +133,7 @@ def processors(device: int) -> int:
 
 def _compiled(source: Path, name: str, capability: tuple[int, int]) -> tuple[bytes, bytes]:
     """Machine code, and the function's name in it; kept on disk, since making it takes a moment."""
-    text = source.read_text(encoding="utf-8").encode()
+    text = _whole(source).encode()
     architecture = f"sm_{capability[0]}{capability[1]}"
     told = repr((text, name, architecture, torch.version.cuda)).encode()
     kept = cache_folder() / f"{source.stem}-{hashlib.sha256(told).hexdigest()[:32]}.cubin"
@@ -152,6 +153,12 @@ def _compiled(source: Path, name: str, capability: tuple[int, int]) -> tuple[byt
 def _say_that_it_takes_time() -> None:
     """Once in a process: a minute without a step is long."""
     log.info("Preparing kernels for this GPU. That takes up to a minute, once on a machine.")
+
+
+def _whole(source: Path) -> str:
+    """The source with the files beside it that it includes: all that the machine code depends on."""
+    text = source.read_text(encoding="utf-8")
+    return re.sub(r'^#include "(.+)"$', lambda line: _whole(source.with_name(line[1])), text, flags=re.MULTILINE)
 
 
 def cache_folder() -> Path:

@@ -159,6 +159,7 @@ static float4 __ldcg(const float4* from) {
 }
 
 #include CONVOLUTION
+#include STRIDED
 #undef __shared__
 #define __shared__ static
 #include BATCH_NORM
@@ -218,6 +219,52 @@ extern "C" int run_weight_gradient(int inner, int outer, int blocks, int threads
         return 0; \
     }
     SIZES(DO)
+#undef DO
+    return 1;
+}
+
+template <int INNER, int OUTER>
+static void downsample_(bool with_sums, int blocks, int threads, int bytes, const u16* x, const float* w, const float* w1, u16* y, u16* y1,
+                        float* sums, int images, int height, int width, int rows, int together, int tiles) {
+    auto* chosen = with_sums ? downsample<INNER, OUTER, true> : downsample<INNER, OUTER, false>;
+    launch(blocks, threads, bytes, [=] { chosen(x, w, w1, y, y1, sums, images, height, width, rows, together, tiles); });
+}
+
+#define STRIDED_SIZES(DO) DO(24, 40) DO(40, 80) DO(8, 16) DO(16, 8)
+
+extern "C" int run_downsample(int inner, int outer, int with_sums, int blocks, int threads, int bytes, const u16* x, const float* w,
+                              const float* w1, u16* y, u16* y1, float* sums, int images, int height, int width, int rows, int together,
+                              int tiles) {
+#define DO(A, B) \
+    if (inner == A && outer == B) \
+        return downsample_<A, B>(with_sums, blocks, threads, bytes, x, w, w1, y, y1, sums, images, height, width, rows, together, tiles), 0;
+    STRIDED_SIZES(DO)
+#undef DO
+    return 1;
+}
+
+extern "C" int run_downsample_back(int inner, int outer, int blocks, int threads, int bytes, const u16* dy, const u16* dy1, const float* w,
+                                   const float* w1, u16* dx, int images, int height, int width, int rows, int together, int tiles) {
+#define DO(A, B) \
+    if (inner == A && outer == B) { \
+        launch(blocks, threads, bytes, \
+               [=] { downsample_back<A, B>(dy, dy1, w, w1, dx, images, height, width, rows, together, tiles); }); \
+        return 0; \
+    }
+    STRIDED_SIZES(DO)
+#undef DO
+    return 1;
+}
+
+extern "C" int run_downsample_weights(int inner, int outer, int blocks, int threads, int bytes, const u16* x, const u16* dy, const u16* dy1,
+                                      float* partial, int images, int height, int width, int rows, int together, int tiles) {
+#define DO(A, B) \
+    if (inner == A && outer == B) { \
+        launch(blocks, threads, bytes, \
+               [=] { downsample_weights<A, B>(x, dy, dy1, partial, images, height, width, rows, together, tiles); }); \
+        return 0; \
+    }
+    STRIDED_SIZES(DO)
 #undef DO
     return 1;
 }

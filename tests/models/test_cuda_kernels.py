@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from scrlearn.learners import make_learner
-from scrlearn.models import cuda_conv, cuda_descent, cuda_norm, cuda_turn, nvrtc
+from scrlearn.models import cuda_conv, cuda_descent, cuda_norm, cuda_strided, cuda_turn, nvrtc
 from scrlearn.models.orthogonal import Matrices
 
 HERE = Path(__file__).parent
@@ -19,6 +19,8 @@ COMPILER = shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="the emulator is compiled with g++, which is not here")
 
 ROOM = (227 * 1024, 228 * 1024)  # shared memory of an H100
+
+SIZES = [(1, 1), (4, 4), (8, 8), (16, 16), (28, 28), (32, 32), (42, 42), (84, 84), (5, 256), (300, 200)]
 
 # channels in, channels out, images, height, width, blocks
 LAYERS = [
@@ -44,7 +46,8 @@ LAYERS = [
 def emulator(tmp_path_factory):
     library = tmp_path_factory.mktemp("emulator") / "emulator.so"
     sources = [f'-DCONVOLUTION="{cuda_conv.SOURCE}"', f'-DBATCH_NORM="{cuda_norm.SOURCE}"']
-    sources += [f'-DDESCENT="{cuda_descent.SOURCE}"', f'-DTURN="{cuda_turn.SOURCE}"', str(HERE / "emulator.cpp")]
+    sources += [f'-DDESCENT="{cuda_descent.SOURCE}"', f'-DTURN="{cuda_turn.SOURCE}"']
+    sources += [f'-DSTRIDED="{cuda_strided.SOURCE}"', str(HERE / "emulator.cpp")]
     command = [COMPILER, "-std=c++20", "-O1", "-pthread", "-shared", "-fPIC", *sources, "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "barrier" in done.stderr and "No such file" in done.stderr:
@@ -70,6 +73,7 @@ def emulated(emulator, monkeypatch):
     monkeypatch.setattr(nvrtc, "kernel", kernel)
     monkeypatch.setattr(nvrtc, "processors", lambda device: 132)
     monkeypatch.setattr(cuda_conv, "room", lambda device: ROOM)
+    monkeypatch.setattr(cuda_strided, "room", lambda device: ROOM)
     monkeypatch.setattr(cuda_turn, "CLUSTER", 1)  # blocks run one after the other and cannot wait for each other
 
 
@@ -135,16 +139,118 @@ def test_results_do_not_depend_on_the_number_of_blocks(size, monkeypatch):
     assert torch.equal(found[0][1], found[1][1])
 
 
+# ---------------------------------------------------------------- two convolutions of stride 2
+
+
+# channels in, channels out, images, height, width, blocks
+STRIDED_LAYERS = [
+    (24, 40, 2, 12, 14, 132),
+    (24, 40, 1, 21, 84, 2),
+    (40, 80, 1, 13, 21, 1),
+    (40, 80, 3, 6, 8, 132),
+    (8, 16, 1, 1, 1, 132),
+    (8, 16, 60, 3, 4, 1),
+    (16, 8, 7, 5, 2, 2),
+    (8, 16, 40, 1, 7, 3),
+    (8, 16, 2, 40, 33, 4),
+    pytest.param((24, 40, 2, 84, 84, 3), marks=pytest.mark.slow),
+    pytest.param((40, 80, 2, 42, 42, 1), marks=pytest.mark.slow),
+    pytest.param((40, 80, 5, 21, 21, 1), marks=pytest.mark.slow),
+    pytest.param((24, 40, 3, 32, 32, 2), marks=pytest.mark.slow),
+    pytest.param((40, 80, 9, 16, 16, 132), marks=pytest.mark.slow),
+]
+
+
+def strided(channels_in, channels, images, height, width):
+    """Images, gradients of both results, and both weights."""
+    size = (-(-height // 2), -(-width // 2))
+    x = random(images, channels_in, height, width).bfloat16()
+    gradients = tuple(random(images, channels, *size, seed=seed).bfloat16() for seed in (1, 2))
+    weight, small = (random(channels, channels_in, side, side, seed=3).bfloat16().float() for side in (3, 1))
+    return x, gradients, weight, small
+
+
+@pytest.mark.parametrize("layer", STRIDED_LAYERS)
+def test_two_convolutions_of_stride_2_with_sums_and_all_gradients(layer):
+    *shapes, blocks = layer
+    x, gradients, weight, small = strided(*shapes)
+    results = tuple(torch.full_like(dy, torch.nan) for dy in gradients)
+    sums = cuda_strided.downsample(x, weight, small, results, segments=1, most=blocks)
+    dx = torch.full_like(x, torch.nan)
+    cuda_strided.input_gradient(gradients, weight, small, dx, most=blocks)
+    partial = cuda_strided.weight_gradients(x, gradients, weight, most=blocks)
+    found = cuda_strided.apart(partial.double().sum(0), weight)
+
+    exact = [t.double().requires_grad_() for t in (x, weight, small)]
+    expected = [F.conv2d(exact[0], w, stride=2, padding=w.shape[2] // 2) for w in exact[1:]]
+    expected_dx, *expected_dw = torch.autograd.grad(expected, exact, [dy.double() for dy in gradients])
+    near(dx, expected_dx, 2**-8)
+    for y, exact_y, of_y, dw, exact_dw in zip(results, expected, sums, found, expected_dw, strict=True):
+        near(y, exact_y.detach(), 2**-8)
+        near(dw, exact_dw, 1e-5)
+        written = y.double()
+        near(of_y.double().sum(0), torch.stack([written.sum((0, 2, 3)), written.square().sum((0, 2, 3))]), 1e-5)
+    assert sums.shape == (2, sums.shape[1], 2, weight.shape[0])
+    answers = tuple(torch.full_like(dy, torch.nan) for dy in gradients)
+    assert cuda_strided.downsample(x, weight, small, answers, segments=0, most=blocks) is None
+    assert all(map(torch.equal, answers, results))
+
+
+@pytest.mark.parametrize(("images", "size", "segments"), [(6, (9, 10), 3), (8, (8, 7), 2), (30, (3, 4), 3)])
+@pytest.mark.parametrize("blocks", [1, 132])
+def test_sums_of_both_results_belong_to_segments(images, size, segments, blocks):
+    x, gradients, weight, small = strided(8, 16, images, *size)
+    results = tuple(map(torch.empty_like, gradients))
+    sums = cuda_strided.downsample(x, weight, small, results, segments=segments, most=blocks)
+    for y, of_y in zip(results, sums, strict=True):
+        for part, own in zip(y.double().chunk(segments), of_y.double().chunk(segments), strict=True):
+            near(own.sum(0), torch.stack([part.sum((0, 2, 3)), part.square().sum((0, 2, 3))]), 1e-5)
+
+
+@pytest.mark.parametrize("inner", [8, 24, 40])
+@pytest.mark.parametrize("outer", [8, 40, 80])
+@pytest.mark.parametrize("images", [1, 10, 220])
+def test_strided_tiles_hold_every_pixel_and_fit_in_memory(images, inner, outer):
+    for kind, cost in cuda_strided.COSTS.items():
+        for height, width in SIZES:
+            shape, down = (images, inner, height, width), -(-height // 2)
+            for most in (None, 2):
+                planned = cuda_strided.plan(kind, shape, outer, images, 132, ROOM, most)
+                if planned is None:  # not even a row, and the next one on its way
+                    need = cost(shape, outer, cuda_conv.Tiles(1, 1, images * down))
+                    assert need.fixed + 2 * need.tile > ROOM[0]
+                    continue
+                tiles, blocks, _, shared = planned
+                need = cost(shape, outer, tiles)
+                assert 1 <= blocks <= min(tiles.number, most or 2 * 132)
+                buffers = 1 if blocks == tiles.number and not need.two_buffers else 2
+                assert shared == need.fixed + buffers * need.tile <= ROOM[0]
+                assert -(-blocks // 132) * (shared + 1024) <= ROOM[1]
+                holds(tiles, images, down)
+    assert cuda_strided.plan("downsample", (1, 24, 1, 10_000), 24, 1, 132, ROOM) is None
+    for kind in cuda_strided.COSTS:
+        for processors in (16, 132):
+            planned = cuda_strided.plan(kind, (5, inner, 17, 20), outer, 5, processors, ROOM, 1)
+            assert planned.tiles.number > 2  # of a block, in the trial
+
+
+def test_strided_tiles_of_a_segment_hold_its_images_only():
+    for segments in (1, 2, 11, 20, 220):
+        tiles = cuda_strided.plan("downsample", (220, 24, 4, 4), 40, 220 // segments, 4, ROOM).tiles
+        assert segments == 1 or 220 // segments % tiles.together == 0
+
+
 @pytest.fixture
 def on_the_cpu(monkeypatch):
     """Let the trial of the kernels run where they are emulated."""
     generator = torch.Generator
     monkeypatch.setattr(torch, "Generator", lambda device="cpu": generator())
     monkeypatch.setattr(torch, "device", lambda *names: "cpu")
-    for cached in (cuda_conv.trusted, cuda_norm.trusted, cuda_descent.trusted, cuda_turn.trusted):
+    tried = [module.trusted for module in (cuda_conv, cuda_strided, cuda_norm, cuda_descent, cuda_turn)]
+    for cached in tried:
         cached.cache_clear()
     yield
-    for cached in (cuda_conv.trusted, cuda_norm.trusted, cuda_descent.trusted, cuda_turn.trusted):
+    for cached in tried:
         cached.cache_clear()
 
 
@@ -152,6 +258,7 @@ def on_the_cpu(monkeypatch):
 class TestTrial:
     def test_kernels_that_are_right_are_trusted(self):
         assert cuda_conv.trusted(24, 40, 0)
+        assert cuda_strided.trusted(8, 16, 0)
         assert cuda_norm.trusted(24, 0)
         assert cuda_descent.trusted(0)
         assert cuda_turn.trusted(0)
@@ -189,6 +296,14 @@ class TestTrial:
             assert not cuda_turn.trusted(0)
         with pytest.warns(UserWarning, match=r"convolution.cu are not used.* off by"):
             assert not cuda_conv.trusted(24, 40, 0)
+        own_gradient = cuda_strided.input_gradient
+
+        def wrong_gradient(gradients, weight, small, dx, most):
+            own_gradient(gradients[::-1], weight, small, dx, most)
+
+        monkeypatch.setattr(cuda_strided, "input_gradient", wrong_gradient)
+        with pytest.warns(UserWarning, match=r"strided.cu are not used.* off by"):
+            assert not cuda_strided.trusted(8, 16, 0)
         with pytest.warns(UserWarning, match=r"batch_norm.cu are not used.* off by 1%"):
             assert not cuda_norm.trusted(24, 0)
 
@@ -312,9 +427,6 @@ def test_two_gradients_of_segments_are_added_up(segments, shortcut, relu):
 
 
 # ---------------------------------------------------------------- tiles
-
-
-SIZES = [(1, 1), (4, 4), (8, 8), (16, 16), (28, 28), (32, 32), (42, 42), (84, 84), (5, 256), (300, 200)]
 
 
 @pytest.mark.parametrize("channels", [8, 24, 40, 48])

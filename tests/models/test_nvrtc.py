@@ -63,6 +63,15 @@ def test_says_nothing_where_all_is_there(compiler, source, caplog):
     assert not caplog.messages
 
 
+def test_a_file_that_is_included_is_a_part_of_the_source(compiler, source):
+    shared = source.with_name("shared.cuh")
+    source.write_text('// a kernel\n#include "shared.cuh"\nint b;\n')
+    for text in ("int a;\n", "int aa;\n"):
+        shared.write_text(text)
+        nvrtc._compiled(source, "f<1>", (9, 0))
+    assert [text for text, *_ in compiler] == [b"// a kernel\nint a;\n\nint b;\n", b"// a kernel\nint aa;\n\nint b;\n"]
+
+
 @pytest.mark.parametrize("content", [b"", b"no name here", b"_Zf\nnot machine code"])
 def test_a_damaged_file_is_made_again(compiler, source, content):
     nvrtc._compiled(source, "f<1>", (9, 0))

@@ -1,0 +1,55 @@
+// What a warp asks of the tensor cores, and how memory comes near them: copies into shared memory that are not waited for
+// at once, matrices of 8x8 bfloat16 from there (ldmatrix), and their products (mma).
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+
+#ifndef EMULATED
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void copy16(u32 to, const void* from, bool inside) {  // zeros where it is outside
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0));
+}
+
+__device__ __forceinline__ void copies_begun() { asm volatile("cp.async.commit_group;"); }
+
+template <int BEHIND>
+__device__ __forceinline__ void copies_done() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(BEHIND) : "memory");
+}
+
+__device__ __forceinline__ void matrices4(u32 (&r)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+}
+
+__device__ __forceinline__ void matrices2(u32 (&r)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(from) : "memory");
+}
+
+__device__ __forceinline__ void transposed4(u32 (&r)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+}
+
+__device__ __forceinline__ void transposed2(u32 (&r)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(from) : "memory");
+}
+
+__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ u32 pair(float low, float high) {  // two bfloat16, rounded to nearest
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+__device__ __forceinline__ float low(u32 both) { return __uint_as_float(both << 16); }
+__device__ __forceinline__ float high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
+#endif
