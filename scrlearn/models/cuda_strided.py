@@ -15,7 +15,7 @@ from scrlearn.models.cuda_conv import Tiles, room
 
 SOURCE = Path(__file__).with_name("strided.cu")
 MOST_INNER, MOST_OUTER = 40, 80  # channels in and out: more would not fit in registers
-WARPS, TASK, FEW = 8, 32, 40  # as in the source: of a block; pixels that a warp works on; channels for two blocks
+WARPS, TASK = 8, 32  # as in the source: of a block; pixels that a warp works on
 MOST_PIXELS = 512  # of images together
 
 
@@ -63,12 +63,13 @@ def plan(
         cost = COSTS[kind](shape, outer, tiles)
         for buffers in (1, 2):  # one is enough if each block has a single tile
             shared = cost.fixed + buffers * cost.tile
-            fit = min(2 if outer <= FEW else 1, room[1] // (shared + 1024))
+            fit = min(_blocks(shape[1], outer), room[1] // (shared + 1024))
             blocks = min(tiles.number, fit * processors, most or tiles.number)
             if fit and shared <= room[0] and (buffers == 2 or (blocks == tiles.number and not cost.two_buffers)):
                 at_once = min(fit, -(-tiles.number // processors))
                 cycles = max(cost.waiting + cost.working, at_once * cost.working, at_once * cost.moved // 18)
                 turns = -(-tiles.number // (at_once * processors))
+                cycles += 700 // at_once  # between two tiles one block waits
                 found.append((turns * cycles + at_once * cost.tile // 18, Plan(tiles, blocks, cost.threads, shared)))
                 break
     return min(found)[1] if found else None
@@ -86,6 +87,11 @@ def _cuts(shape: tuple[int, ...], segment: int) -> Iterator[Tiles]:
 def pitch(channels: int) -> int:
     """Bytes from pixel to pixel in shared memory."""
     return (channels // 8 | 1) * 16
+
+
+def _blocks(inner: int, outer: int) -> int:
+    """That a processor has registers for."""
+    return 2 if inner + outer <= 64 else 1
 
 
 def _line(chunks: int) -> int:
@@ -107,7 +113,7 @@ def _forward(shape: tuple[int, ...], outer: int, tiles: Tiles) -> Cost:
     each, parts, tile, pixels = shape[1] // 8, outer // 8, _input(shape, tiles), _pixels(shape, tiles)
     tasks, steps = -(-pixels // TASK), (9 * each + 1) // 2 + (each + 1) // 2
     fixed = outer * (_line(9 * each) + _line(each)) + 32 * WARPS * outer + WARPS * 16 * pitch(outer)
-    waiting = -(-tasks // WARPS) * (40 * steps + 100 * parts) + 800
+    waiting = -(-tasks // WARPS) * ((20 + 13 * parts) * steps + 100 * parts) + 800
     working = tasks * (steps * (8 + 2 * parts) + 30 * parts)
     return Cost(WARPS * 32, fixed, tile, tile + 4 * pixels * outer, waiting, working)
 
@@ -117,17 +123,17 @@ def _back(shape: tuple[int, ...], outer: int, tiles: Tiles) -> Cost:
     tasks = -(-pixels // TASK)
     fixed = shape[1] * _line(10 * each) + WARPS * 16 * (4 * shape[1] + 16)
     tile = 2 * tiles.together * (tiles.rows + 1) * (-(-shape[3] // 2) + 1) * pitch(outer)
-    waiting = -(-2 * tasks // WARPS) * (40 * 3 * each + 100 * parts) + 800
+    waiting = -(-2 * tasks // WARPS) * ((20 + 13 * parts) * 3 * each + 100 * parts) + 800
     working = tasks * (5 * each * (8 + 2 * parts) + 60 * parts)
     return Cost(WARPS * 32, fixed, tile, tile + 8 * pixels * shape[1], waiting, working)
 
 
 def _weights(shape: tuple[int, ...], outer: int, tiles: Tiles) -> Cost:
-    each, parts, sharing = shape[1] // 8, outer // 8, 4 if outer <= FEW else 8
+    each, parts, sharing = shape[1] // 8, outer // 8, 3 if _blocks(shape[1], outer) == 2 else 7
     groups = -(-_pixels(shape, tiles) // 16)
     tile = _input(shape, tiles) + 2 * 16 * groups * pitch(outer)
     rows = -(-(9 * each + 1) // 2 // sharing)
-    waiting, working = groups * (2 * rows * parts + 60) + 500, groups * sharing * (4 * rows + 2 * parts)
+    waiting, working = groups * (7 * rows * parts + 100) + 500, groups * sharing * (4 * rows + 2 * parts)
     return Cost(sharing * 32 + 32, 4 * 16 * groups, tile, tile, waiting, working, True)
 
 

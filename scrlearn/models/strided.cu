@@ -9,34 +9,38 @@
 
 #include "tensor_cores.cuh"
 
-constexpr int WARPS = 8, GROUPS = 2;     // of a block; of sixteen pixels, which a warp works on at once
-constexpr int FEW = 40;                  // with so many output channels there is room for two blocks
+constexpr int WARPS = 8, GROUPS = 2;  // of a block; of sixteen pixels, which a warp works on at once
+
+template <int INNER, int OUTER>
+constexpr int BLOCKS = INNER + OUTER <= 64 ? 2 : 1;  // that a processor has registers for
 
 template <int CHANNELS>
 constexpr int PITCH = (CHANNELS / 8 | 1) * 16;  // bytes from pixel to pixel: an odd number of chunks, to meet all banks
 template <int CHUNKS>
 constexpr int LINE_OF_WEIGHTS = (CHUNKS + 1) / 2 * 16 + 8;  // eight more, for the same reason
 
+struct Piece {  // a tile: its first image and row of the results, its pixels, and where the first one is
+    int image, row, count;
+    long long first;
+};
+
 struct Grid {  // where pixels lie
-    int images, height, width;  // of the input
-    int rows, together;         // a tile: so many rows of the results of so many images
-    int down, right;            // height and width of the results
-    u32 strips;                 // tiles one below the other in an image
-    u32 by_right, by_rows;      // for divisions
+    int images, height, width;            // of the input
+    int rows, together;                   // a tile: so many rows of the results of so many images
+    int down, right;                      // height and width of the results
+    int strips;                           // tiles one below the other in an image
+    u32 by_right, by_rows, by_strips;     // for divisions
 
     __device__ __forceinline__ Grid(int images, int height, int width, int rows, int together)
         : images(images), height(height), width(width), rows(rows), together(together), down((height + 1) / 2),
           right((width + 1) / 2), strips((down + rows - 1) / rows), by_right(0x7fffffffu / right + 1),
-          by_rows(0x7fffffffu / rows + 1) {}
-    __device__ __forceinline__ int first_image(u32 tile) const { return tile / strips * together; }
-    __device__ __forceinline__ int first_row(u32 tile) const { return tile % strips * rows; }
+          by_rows(0x7fffffffu / rows + 1), by_strips(0x7fffffffu / strips + 1) {}
     __device__ __forceinline__ int pixels() const { return together * rows * right; }
-    // the pixels of a tile's results, and where the first one is
-    __device__ __forceinline__ int count(int tile) const {
-        return right * (strips == 1 ? min(together, images - first_image(tile)) * down : min(rows, down - first_row(tile)));
-    }
-    __device__ __forceinline__ long long first(int tile) const {
-        return (long long)(first_image(tile) * down + first_row(tile)) * right;
+    __device__ __forceinline__ Piece piece(int tile) const {
+        const int group = static_cast<int>(__umulhi(2 * tile, by_strips)), image = group * together;
+        const int row = (tile - group * strips) * rows;
+        const int lines = strips == 1 ? min(together, images - image) * down : min(rows, down - row);
+        return {image, row, lines * right, (long long)(image * down + row) * right};
     }
     __device__ __forceinline__ int row_of(int p) const { return static_cast<int>(__umulhi(2 * p, by_right)); }
     __device__ __forceinline__ int image_of(int row) const { return static_cast<int>(__umulhi(2 * row, by_rows)); }
@@ -61,23 +65,27 @@ struct Grid {  // where pixels lie
 };
 
 // A tile of the input with the line above, a line by a warp; lines outside the images are zeros. Odd columns come first,
-// so that pixels that one tap reads lie side by side.
+// so that pixels that one tap reads lie side by side. After 32 pixels a lane's chunks are of the same channels again.
 template <int CHANNELS>
-__device__ __forceinline__ void fetch_input(u32 to, const u16* x, const Grid& g, int tile) {
+__device__ __forceinline__ void fetch_input(u32 to, const u16* x, const Grid& g, const Piece& piece) {
     constexpr int EACH = CHANNELS / 8;
-    const int image = g.first_image(tile), row = 2 * g.first_row(tile) - 1;
-    const u32 lines = 2 * g.rows + 1;
+    const int lane = threadIdx.x % 32, chunks = g.width * EACH, lines = 2 * g.rows + 1;
+    u32 place[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        const int column = (j * 32 + lane) / EACH, slot = column / 2 + (column % 2 ? 1 : g.right + 1);
+        place[j] = slot * PITCH<CHANNELS> + (j * 32 + lane) % EACH * 16;
+    }
     for (int line = threadIdx.x / 32; line < g.together * lines; line += blockDim.x / 32) {
-        int n = line / lines, r = row + line % lines;
-        n += image;
+        const int among = g.together == 1 ? 0 : line / lines;
+        const int n = piece.image + among, r = 2 * piece.row - 1 + line - among * lines;
         const bool inside = n < g.images && r >= 0 && r < g.height;
-        const u16* from = x + (inside ? (long long)(n * g.height + r) * g.width * CHANNELS : 0);
-        const u32 at = to + line * g.line<CHANNELS>();
-#pragma unroll 4
-        for (u32 i = threadIdx.x % 32; i < g.width * EACH; i += 32) {
-            const u32 column = i / EACH, slot = column / 2 + (column % 2 ? 1 : g.right + 1);
-            copy16(at + slot * PITCH<CHANNELS> + i % EACH * 16, from + i * 8, inside);
-        }
+        const u16* from = x + (inside ? (long long)(n * g.height + r) * g.width * CHANNELS : 0) + lane * 8;
+        u32 at = to + line * g.line<CHANNELS>();
+        for (int i = lane; i < chunks; i += 32 * EACH, at += 16 * PITCH<CHANNELS>, from += 32 * CHANNELS)
+#pragma unroll
+            for (int j = 0; j < EACH; j++)
+                if (i + j * 32 < chunks) copy16(at + place[j], from + j * 256, inside);
     }
 }
 
@@ -145,11 +153,16 @@ __device__ __forceinline__ void write_out(u16* to, unsigned char* own, const flo
         const int p = half * 8 + lane / 4;
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
-            const u32 both = pair(total[part][2 * half], total[part][2 * half + 1]);
-            *reinterpret_cast<u32*>(own + p * PITCH<OUTER> + part * 16 + lane % 4 * 4) = p < left ? both : 0;
+            u32* at = reinterpret_cast<u32*>(own + p * PITCH<OUTER> + part * 16 + lane % 4 * 4);
+            *at = pair(total[part][2 * half], total[part][2 * half + 1]);
         }
     }
     __syncwarp();
+    if (left < 16) {  // what is behind the last pixel is in no sum
+        for (int i = left * (PITCH<OUTER> / 16) + lane; i < PITCH<OUTER>; i += 32)
+            reinterpret_cast<uint4*>(own)[i] = uint4{0, 0, 0, 0};
+        __syncwarp();
+    }
     if (SUMS) {
         const u32 from = shared_address(own) + lane % 16 * PITCH<OUTER>, ones = 0x3f803f80;
 #pragma unroll
@@ -162,22 +175,21 @@ __device__ __forceinline__ void write_out(u16* to, unsigned char* own, const flo
                 if (part + i < PARTS) multiply(sum[part + i], {b[2 * i], ones, b[2 * i + 1], ones}, b[2 * i], b[2 * i + 1]);
         }
     }
-    left = min(left, 16);
 #pragma unroll
-    for (int i = lane; i < 16 * PARTS; i += 32)
-        if (i < left * PARTS)
-            *reinterpret_cast<uint4*>(to + i * 8) =
-                *reinterpret_cast<const uint4*>(own + i / PARTS * PITCH<OUTER> + i % PARTS * 16);
+    for (int i = lane; i < 16 * PARTS; i += 32) {
+        const int place = PARTS % 2 ? i * 16 : i / PARTS * PITCH<OUTER> + i % PARTS * 16;
+        if (i < left * PARTS && i < 16 * PARTS) reinterpret_cast<uint4*>(to)[i] = *reinterpret_cast<const uint4*>(own + place);
+    }
     __syncwarp();
 }
 
 // One result of a tile: 3x3 or 1x1. The first warps to begin are those that the result before has left free.
 template <int TAPS, int INNER, int OUTER, bool SUMS>
 __device__ __forceinline__ void result(u16* y, unsigned char* own, float* gathered, u32 pixels, u32 weights, const Grid& g,
-                                       int tile, int begin) {
+                                       const Piece& piece, int begin) {
     constexpr int PARTS = OUTER / 8, CHUNKS = TAPS * INNER / 8, LENGTH = LINE_OF_WEIGHTS<CHUNKS>;
-    const int lane = threadIdx.x % 32, count = g.count(tile);
-    y += g.first(tile) * OUTER;
+    const int lane = threadIdx.x % 32, count = piece.count;
+    y += piece.first * OUTER;
     weights = own_weights<LENGTH>(weights);
     float sum[PARTS][4] = {};
     for (int first = begin * (GROUPS * 16); first < count; first += WARPS * GROUPS * 16) {
@@ -232,7 +244,7 @@ __device__ __forceinline__ void write_sums(float* sums, const float* gathered, i
 
 // y = x * w and y1 = x * w1, and of both for each tile the sums of their channels and of their squares: y's tiles, then y1's
 template <int INNER, int OUTER, bool SUMS>
-__global__ void __launch_bounds__(WARPS * 32, OUTER <= FEW ? 2 : 1) downsample(
+__global__ void __launch_bounds__(WARPS * 32, BLOCKS<INNER, OUTER>) downsample(
     const u16* __restrict__ x, const float* __restrict__ w, const float* __restrict__ w1, u16* __restrict__ y,
     u16* __restrict__ y1, float* __restrict__ sums, int images, int height, int width, int rows, int together, int tiles) {
     constexpr int EACH = INNER / 8, LINES = OUTER * LINE_OF_WEIGHTS<9 * EACH>, LINES1 = OUTER * LINE_OF_WEIGHTS<EACH>;
@@ -246,7 +258,8 @@ __global__ void __launch_bounds__(WARPS * 32, OUTER <= FEW ? 2 : 1) downsample(
     own += warp * 16 * PITCH<OUTER>;
     const u32 pixels_at = shared_address(pixels);
 
-    fetch_input<INNER>(pixels_at, x, g, blockIdx.x);
+    Piece piece = g.piece(blockIdx.x);
+    fetch_input<INNER>(pixels_at, x, g, piece);
     copies_begun();
     take_weights<OUTER, 9 * EACH>(weights, w);
     take_weights<OUTER, EACH>(weights + LINES, w1);
@@ -257,16 +270,18 @@ __global__ void __launch_bounds__(WARPS * 32, OUTER <= FEW ? 2 : 1) downsample(
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, now ^= 1) {
         copies_done<0>();
         __syncthreads();  // the tile is here, and no one needs the one before
-        if (tile + gridDim.x < tiles) fetch_input<INNER>(pixels_at + (now ^ 1) * stage, x, g, tile + gridDim.x);
+        const Piece next = g.piece(tile + gridDim.x);
+        if (tile + gridDim.x < tiles) fetch_input<INNER>(pixels_at + (now ^ 1) * stage, x, g, next);
         copies_begun();
         if (SUMS && tile != blockIdx.x)
             write_sums<OUTER>(sums, gathered + (now ^ 1) * 4 * WARPS * OUTER, tile - gridDim.x, tiles);
         const u32 here = pixels_at + now * stage;
         float* mine = gathered + (now * 2 * WARPS + warp) * 2 * OUTER;
-        result<9, INNER, OUTER, SUMS>(y, own, mine, here, shared_address(weights), g, tile, warp);
-        const int busy = (g.count(tile) + GROUPS * 16 - 1) / (GROUPS * 16), free = (warp + WARPS - busy % WARPS) % WARPS;
+        result<9, INNER, OUTER, SUMS>(y, own, mine, here, shared_address(weights), g, piece, warp);
+        const int busy = (piece.count + GROUPS * 16 - 1) / (GROUPS * 16), free = (warp + WARPS - busy % WARPS) % WARPS;
         mine += WARPS * 2 * OUTER;
-        result<1, INNER, OUTER, SUMS>(y1, own, mine, here, shared_address(weights + LINES), g, tile, free);
+        result<1, INNER, OUTER, SUMS>(y1, own, mine, here, shared_address(weights + LINES), g, piece, free);
+        piece = next;
     }
     if (SUMS) {
         __syncthreads();
@@ -275,22 +290,30 @@ __global__ void __launch_bounds__(WARPS * 32, OUTER <= FEW ? 2 : 1) downsample(
     }
 }
 
+// pixels one after the other, by a warp: so many chunks that are given, of so many; the others are zeros
+template <int CHANNELS>
+__device__ __forceinline__ void copy_pixels(u32 to, const u16* from, int given, int chunks) {
+    constexpr int EACH = CHANNELS / 8;
+    const int lane = threadIdx.x % 32;
+    from += lane * 8;
+    for (int i = lane; i < chunks; i += 32 * EACH, to += 32 * PITCH<CHANNELS>, from += 32 * CHANNELS)
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            const u32 at = to + (j * 32 + lane) / EACH * PITCH<CHANNELS> + (j * 32 + lane) % EACH * 16;
+            if (i + j * 32 < chunks) copy16(at, from + j * 256, i + j * 32 < given);
+        }
+}
+
 // A result's gradient on a tile, with one more line below if it is asked for, a line by a warp; zeros outside the images.
 template <int CHANNELS>
-__device__ __forceinline__ void fetch_result(u32 to, const u16* dy, const Grid& g, int tile, int below) {
-    constexpr int EACH = CHANNELS / 8;
-    const int image = g.first_image(tile), row = g.first_row(tile);
-    const u32 lines = g.rows + 1;
+__device__ __forceinline__ void fetch_result(u32 to, const u16* dy, const Grid& g, const Piece& piece, int below) {
+    const int chunks = g.right * (CHANNELS / 8), lines = g.rows + below;
     for (int line = threadIdx.x / 32; line < g.together * lines; line += blockDim.x / 32) {
-        int n = line / lines, r = line % lines;
-        if (r >= g.rows + below) continue;
-        n += image, r += row;
-        const bool inside = n < g.images && r < g.down;
-        const u16* from = dy + (inside ? (long long)(n * g.down + r) * g.right * CHANNELS : 0);
-        const u32 at = to + line * (g.right + 1) * PITCH<CHANNELS>;
-#pragma unroll 4
-        for (u32 i = threadIdx.x % 32; i < g.right * EACH; i += 32)
-            copy16(at + i / EACH * PITCH<CHANNELS> + i % EACH * 16, from + i * 8, inside);
+        const int among = g.together == 1 ? 0 : line / lines, r = line - among * lines;
+        const bool inside = piece.image + among < g.images && piece.row + r < g.down;
+        const u16* from = dy + (inside ? (piece.first + (among * g.down + r) * g.right) * CHANNELS : 0);
+        const u32 at = to + (among * (g.rows + 1) + r) * (g.right + 1) * PITCH<CHANNELS>;
+        copy_pixels<CHANNELS>(at, from, inside ? chunks : 0, chunks);
     }
 }
 
@@ -366,9 +389,10 @@ __device__ __forceinline__ void add_slots(float (&total)[GROUPS][INNER / 8][4], 
 // Sixteen pairs of pixels, side by side in a line of the input's gradient, by way of shared memory.
 template <int INNER>
 __device__ __forceinline__ void write_pairs(u16* dx, unsigned char* own, const float (&left)[INNER / 8][4],
-                                            const float (&right)[INNER / 8][4], const Grid& g, int tile, int first, int lower) {
+                                            const float (&right)[INNER / 8][4], const Grid& g, const Piece& piece, int first,
+                                            int lower) {
     constexpr int EACH = INNER / 8, LENGTH = 4 * INNER + 16;  // bytes of a pair; sixteen more, to meet all banks
-    const int lane = threadIdx.x % 32, count = g.count(tile);
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -378,15 +402,16 @@ __device__ __forceinline__ void write_pairs(u16* dx, unsigned char* own, const f
             at[INNER / 2] = pair(right[part][2 * half], right[part][2 * half + 1]);
         }
     __syncwarp();
-    const int above = g.first_image(tile) * g.height + 2 * g.first_row(tile) + lower;
+    const int above = 2 * piece.row + lower;
+    dx += (long long)(piece.image * g.height + above) * g.width * INNER;
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
         const int i = j * 32 + lane, p = i / (2 * EACH), chunk = i % (2 * EACH);
         const int row = g.row_of(first + p), column = 2 * (first + p - row * g.right), image = g.image_of(row);
         const int r = 2 * (row - image * g.rows);  // in the tile
-        const bool inside = first + p < count && 2 * g.first_row(tile) + r + lower < g.height;
+        const bool inside = first + p < piece.count && above + r < g.height;
         if (inside && column + chunk / EACH < g.width)
-            *reinterpret_cast<uint4*>(dx + ((long long)(above + image * g.height + r) * g.width + column) * INNER + chunk * 8) =
+            *reinterpret_cast<uint4*>(dx + ((image * g.height + r) * g.width + column) * INNER + chunk * 8) =
                 *reinterpret_cast<const uint4*>(own + p * LENGTH + chunk * 16);
     }
     __syncwarp();
@@ -394,7 +419,7 @@ __device__ __forceinline__ void write_pairs(u16* dx, unsigned char* own, const f
 
 // dx, of the gradients of both results. A warp makes upper or lower pixels.
 template <int INNER, int OUTER>
-__global__ void __launch_bounds__(WARPS * 32, OUTER <= FEW ? 2 : 1) downsample_back(
+__global__ void __launch_bounds__(WARPS * 32, BLOCKS<INNER, OUTER>) downsample_back(
     const u16* __restrict__ dy, const u16* __restrict__ dy1, const float* __restrict__ w, const float* __restrict__ w1,
     u16* __restrict__ dx, int images, int height, int width, int rows, int together, int tiles) {
     constexpr int LENGTH = LINE_OF_WEIGHTS<10 * OUTER / 8>, WAY = 16 * (4 * INNER + 16);
@@ -406,11 +431,12 @@ __global__ void __launch_bounds__(WARPS * 32, OUTER <= FEW ? 2 : 1) downsample_b
     unsigned char* own = shared + INNER * LENGTH * 2 + warp * WAY;
     const u32 pixels_at = shared_address(pixels), weights = own_weights<LENGTH>(shared_address(shared));
 
-    auto fetch = [&](u32 to, int tile) {
-        fetch_result<OUTER>(to, dy, g, tile, 1);
-        fetch_result<OUTER>(to + one, dy1, g, tile, 0);
+    auto fetch = [&](u32 to, const Piece& piece) {
+        fetch_result<OUTER>(to, dy, g, piece, 1);
+        fetch_result<OUTER>(to + one, dy1, g, piece, 0);
     };
-    fetch(pixels_at, blockIdx.x);
+    Piece piece = g.piece(blockIdx.x);
+    fetch(pixels_at, piece);
     copies_begun();
     take_turned<INNER, OUTER>(reinterpret_cast<u16*>(shared), w, w1);
     clear_result<OUTER>(pixels, g);
@@ -420,9 +446,10 @@ __global__ void __launch_bounds__(WARPS * 32, OUTER <= FEW ? 2 : 1) downsample_b
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, now ^= 1) {
         copies_done<0>();
         __syncthreads();  // the tile is here, and no one needs the one before
-        if (tile + gridDim.x < tiles) fetch(pixels_at + (now ^ 1) * 2 * one, tile + gridDim.x);
+        const Piece next = g.piece(tile + gridDim.x);
+        if (tile + gridDim.x < tiles) fetch(pixels_at + (now ^ 1) * 2 * one, next);
         copies_begun();
-        const int count = g.count(tile), tasks = (count + GROUPS * 16 - 1) / (GROUPS * 16);
+        const int count = piece.count, tasks = (count + GROUPS * 16 - 1) / (GROUPS * 16);
         for (int task = warp; task < 2 * tasks; task += WARPS) {
             const bool lower = task < tasks;
             const int first = (lower ? task : task - tasks) * (GROUPS * 16);
@@ -442,42 +469,43 @@ __global__ void __launch_bounds__(WARPS * 32, OUTER <= FEW ? 2 : 1) downsample_b
             }
 #pragma unroll
             for (int group = 0; group < GROUPS; group++)
-                write_pairs<INNER>(dx, own, left[group], right[group], g, tile, first + group * 16, lower);
+                write_pairs<INNER>(dx, own, left[group], right[group], g, piece, first + group * 16, lower);
         }
+        piece = next;
     }
 }
 
-// a result's gradient on a tile, pixel after pixel; zeros behind its last one
+// a result's gradient on a tile, 32 pixels by a warp; zeros behind its last one
 template <int CHANNELS>
-__device__ __forceinline__ void fetch_pixels(u32 to, const u16* dy, const Grid& g, int tile, int padded) {
+__device__ __forceinline__ void fetch_pixels(u32 to, const u16* dy, const Piece& piece, int padded) {
     constexpr int EACH = CHANNELS / 8;
-    const u16* from = dy + g.first(tile) * CHANNELS;
-    const u32 given = g.count(tile) * EACH;
-#pragma unroll 4
-    for (u32 i = threadIdx.x; i < padded * EACH; i += blockDim.x)
-        copy16(to + i / EACH * PITCH<CHANNELS> + i % EACH * 16, from + (i < given ? i * 8 : 0), i < given);
+    for (int p = threadIdx.x / 32 * 32; p < padded; p += blockDim.x)
+        copy_pixels<CHANNELS>(to + p * PITCH<CHANNELS>, dy + (piece.first + p) * CHANNELS, (piece.count - p) * EACH,
+                              min(32, padded - p) * EACH);
 }
 
-template <int OUTER>
-constexpr int SHARING = OUTER <= FEW ? 4 : 8;  // warps that share the rows of the 3x3's product
+template <int INNER, int OUTER>
+constexpr int SHARING = BLOCKS<INNER, OUTER> == 2 ? 3 : 7;  // warps that share the rows of the 3x3's product
 
 // For each block the sums over its tiles of the gradients' channels times the neighbours in x: (block, output channel,
 // tap, input channel) of the 3x3, and behind it that of the 1x1, which one more warp makes.
 template <int INNER, int OUTER>
-__global__ void __launch_bounds__(SHARING<OUTER> * 32 + 32, OUTER <= FEW ? 2 : 1) downsample_weights(
+__global__ void __launch_bounds__(SHARING<INNER, OUTER> * 32 + 32, BLOCKS<INNER, OUTER>) downsample_weights(
     const u16* __restrict__ x, const u16* __restrict__ dy, const u16* __restrict__ dy1, float* __restrict__ partial,
     int images, int height, int width, int rows, int together, int tiles) {
-    constexpr int EACH = INNER / 8, PARTS = OUTER / 8;
-    constexpr int ROWS = ((9 * EACH + 1) / 2 + SHARING<OUTER> - 1) / SHARING<OUTER>;
-    static_assert((EACH + 1) / 2 <= ROWS, "one warp has the whole 1x1");
+    constexpr int EACH = INNER / 8, PARTS = OUTER / 8, UNITS = (9 * EACH + 1) / 2, UNITS1 = (EACH + 1) / 2;
+    constexpr int ROWS = (UNITS + SHARING<INNER, OUTER> - 1) / SHARING<INNER, OUTER>;  // a warp's at most, of two chunks
+    constexpr int ALL_HAVE = UNITS / SHARING<INNER, OUTER> < UNITS1 ? UNITS / SHARING<INNER, OUTER> : UNITS1;
+    static_assert(UNITS1 <= ROWS, "one warp has the whole 1x1");
     extern __shared__ __align__(16) unsigned char shared[];
     const Grid g(images, height, width, rows, together);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, padded = (g.pixels() + 15) / 16 * 16;
     const int input = together * (2 * rows + 1) * g.line<INNER>(), one = padded * PITCH<OUTER>, stage = input + 2 * one;
     u32* places = reinterpret_cast<u32*>(shared + 2 * stage);  // of the pixels' neighbours, the same in every tile
     const u32 base = shared_address(shared);
-    const bool small = warp == SHARING<OUTER>;  // the 1x1
-    const int chunks = small ? EACH : 9 * EACH, begin = small ? 0 : warp, stride = small ? 1 : SHARING<OUTER>;
+    const bool small = warp == SHARING<INNER, OUTER>;  // the 1x1
+    const int chunks = small ? EACH : 9 * EACH, begin = small ? 0 : warp, stride = small ? 1 : SHARING<INNER, OUTER>;
+    const int units = small ? UNITS1 : (UNITS - warp + SHARING<INNER, OUTER> - 1) / SHARING<INNER, OUTER>;
     int offset[ROWS];  // of this lane's chunks
 #pragma unroll
     for (int m = 0; m < ROWS; m++) {
@@ -486,9 +514,10 @@ __global__ void __launch_bounds__(SHARING<OUTER> * 32 + 32, OUTER <= FEW ? 2 : 1
     }
 
     auto fetch = [&](u32 to, int tile) {
-        fetch_input<INNER>(to, x, g, tile);
-        fetch_pixels<OUTER>(to + input, dy, g, tile, padded);
-        fetch_pixels<OUTER>(to + input + one, dy1, g, tile, padded);
+        const Piece piece = g.piece(tile);
+        fetch_input<INNER>(to, x, g, piece);
+        fetch_pixels<OUTER>(to + input, dy, piece, padded);
+        fetch_pixels<OUTER>(to + input + one, dy1, piece, padded);
     };
     fetch(base, blockIdx.x);
     copies_begun();
@@ -504,15 +533,18 @@ __global__ void __launch_bounds__(SHARING<OUTER> * 32 + 32, OUTER <= FEW ? 2 : 1
         if (tile + gridDim.x < tiles) fetch(base + (now ^ 1) * stage, tile + gridDim.x);
         copies_begun();
         const u32 xs = base + now * stage, gs = xs + input + (small ? one : 0) + lane % 16 * PITCH<OUTER>;
+        u32 place = places[lane % 8 + lane / 16 * 8];
+#pragma unroll 2
         for (int first = 0; first < padded; first += 16) {
             u32 b[(PARTS + 1) / 2][4];
-            const u32 gradients = gs + first * PITCH<OUTER>;
+            const u32 gradients = gs + first * PITCH<OUTER>, pixel = xs + place;
+            place = places[min(first + 16, padded - 16) + lane % 8 + lane / 16 * 8];  // the next one's, in time
 #pragma unroll
             for (int n = 0; n < PARTS / 2; n++) transposed4(b[n], gradients + (2 * n + lane / 16) * 16);
             if (PARTS % 2) transposed2(b[PARTS / 2], gradients + (PARTS - 1) * 16);
-            const u32 pixel = xs + places[first + lane % 8 + lane / 16 * 8];
 #pragma unroll
             for (int m = 0; m < ROWS; m++) {
+                if (m >= ALL_HAVE && m >= units) continue;
                 u32 a[4];
                 transposed4(a, pixel + offset[m]);
 #pragma unroll
