@@ -29,7 +29,7 @@ class Plan(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a kernel needs: bytes that a block and a tile take, and cycles of a tile; whether it always has two buffers."""
+    """What a kernel needs: bytes that a block and a tile take, cycles of a tile, and whether one buffer can do."""
 
     threads: int
     fixed: int
@@ -140,11 +140,11 @@ def _weights(shape: tuple[int, ...], outer: int, tiles: Tiles) -> Cost:
 COSTS = {"downsample": _forward, "downsample_back": _back, "downsample_weights": _weights}
 
 
-def suits(x: Tensor, weight: Tensor, small: Tensor, strides: tuple[int, int]) -> bool:
+def suits(x: Tensor, weight: Tensor, small: Tensor, strides: tuple[int, ...]) -> bool:
     """Whether the kernels can do a 3×3 and a 1×1 convolution of these images, with these weights and strides."""
     outer, inner = weight.shape[:2]
     return (
-        strides == (2, 2)
+        set(strides) == {2}
         and weight.shape[2:] == (3, 3)
         and small.shape == (outer, inner, 1, 1)
         and inner % 8 == outer % 8 == 0

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from scrlearn.models import cuda_conv
+from scrlearn.models import cuda_conv, cuda_strided
 
 PROGRAMS = 132
 
@@ -277,8 +277,12 @@ def _sum_weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, stride: int) -> 
         partial = cuda_conv.weight_gradient(x, dy, weight)
     else:
         partial = _partial_weight_gradient(x, dy, weight, stride)
-    total = torch.empty_like(weight, memory_format=torch.channels_last)
-    _add_up[(triton.cdiv(weight.numel(), 32),)](partial, total, weight.numel(), len(partial), rows=128, block=32)
+    return _added_up(partial, torch.empty_like(weight, memory_format=torch.channels_last))
+
+
+def _added_up(partial: Tensor, total: Tensor) -> Tensor:
+    size = total.numel()
+    _add_up[(triton.cdiv(size, 32),)](partial, total, size, len(partial), rows=128, block=32)
     return total
 
 
@@ -334,3 +338,52 @@ def convolve(
     if training:
         return _Convolution.apply(x, weight, stride, segments)
     return _run(x, weight, _after(x, stride), stride)
+
+
+class _Downsampling(torch.autograd.Function):
+    """Autograd around the kernels of `cuda_strided`."""
+
+    @staticmethod
+    def forward(ctx, x, weight, small, segments):
+        """Both results, and their sums for BatchNorm."""
+        ctx.save_for_backward(x, weight, small)
+        *results, sums = _downsampled(x, weight, small, segments)
+        sums = sums.unbind()
+        ctx.mark_non_differentiable(*sums)
+        ctx.set_materialize_grads(False)  # no zeros for the sums
+        return *results, *sums
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        """Gradients of input and weights."""
+        x, weight, small = ctx.saved_tensors
+        form = {"like": x, "channels": len(weight), "size": _after(x, 2)}
+        gradients = tuple(
+            _images(**form).zero_() if dy is None else dy.contiguous(memory_format=torch.channels_last)
+            for dy in gradients[:2]
+        )
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.empty_like(x)
+            cuda_strided.input_gradient(gradients, weight, small, dx)
+        partial = cuda_strided.weight_gradients(x, gradients, weight)
+        return dx, *cuda_strided.apart(_added_up(partial, torch.empty_like(partial[0])), weight), None
+
+
+def _downsampled(x: Tensor, weight: Tensor, small: Tensor, segments: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    results = tuple(_images(x, len(weight), _after(x, 2)) for _ in range(2))
+    return *results, cuda_strided.downsample(x, weight, small, results, segments)
+
+
+def downsample(
+    x: Tensor, weight: Tensor, small: Tensor, training: bool = True, segments: int = 1
+) -> tuple[tuple[Tensor, Tensor | None], ...]:
+    """A 3×3 and a 1×1 convolution of stride 2 of the same images: what `convolve` gives for either.
+
+    Only where `cuda_strided.suits`.
+    """
+    x, weight, small = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, weight, small))
+    if not training:
+        return tuple((y, None) for y in _downsampled(x, weight, small, segments=0)[:2])
+    y, of_small, *sums = _Downsampling.apply(x, weight, small, segments)
+    return tuple(zip((y, of_small), sums, strict=True))

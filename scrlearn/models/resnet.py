@@ -166,6 +166,17 @@ def widening() -> Callable[[Tensor, int], Tensor] | None:
 
 
 @functools.cache
+def _fused_downsampling() -> tuple[Callable[..., bool], Callable[..., Any]] | None:
+    """The convolutions of stride 2 of a block and of its shortcut, at once; and where that can be done."""
+    try:
+        from scrlearn.models.cuda_strided import suits
+        from scrlearn.models.fused_conv import downsample
+    except ImportError:
+        return None
+    return suits, downsample
+
+
+@functools.cache
 def _fused_convolution() -> Callable[..., tuple[Tensor, Tensor | None]] | None:
     try:
         from scrlearn.models.fused_conv import convolve
@@ -222,10 +233,25 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor, again: Tensor, segments: int = 1) -> Twice:
         """The block's output, for the next block's convolution and for its shortcut; so comes its input."""
-        out = normalised(self.conv1, self.bn1, x, segments, relu=True)
-        shortcut = self.shortcut(again, segments) if isinstance(self.shortcut, Shortcut) else again
+        if isinstance(self.shortcut, Shortcut) and (both := self._convolved_at_once(x, segments)) is not None:
+            (out, sums), (shortcut, shortcut_sums) = both
+            out = self.bn1(out, sums=sums, segments=segments, relu=True)
+            shortcut = self.shortcut[1](shortcut, sums=shortcut_sums, segments=segments)
+        else:
+            out = normalised(self.conv1, self.bn1, x, segments, relu=True)
+            shortcut = self.shortcut(again, segments) if isinstance(self.shortcut, Shortcut) else again
         twice: Twice = normalised(self.conv2, self.bn2, out, segments, shortcut, relu=True, twice=True)
         return twice
+
+    def _convolved_at_once(self, x: Tensor, segments: int) -> Any:
+        """What `with_sums` gives of the first convolution and of the shortcut's, where one kernel makes both."""
+        if not torch.is_autocast_enabled("cuda") or not _own_kernels_for(self, x) or _fused_downsampling() is None:
+            return None
+        small = self.shortcut[0]  # type: ignore[index]
+        suits, downsample = _fused_downsampling()  # type: ignore[misc]
+        if not suits(x, self.conv1.weight, small.weight, self.conv1.stride + small.stride):
+            return None
+        return downsample(x, self.conv1.weight, small.weight, self.training, segments)
 
 
 class ReducedResNet18(nn.Module):

@@ -20,27 +20,26 @@ template <int CHUNKS>
 constexpr int LINE_OF_WEIGHTS = (CHUNKS + 1) / 2 * 16 + 8;  // eight more, for the same reason
 
 struct Piece {  // a tile: its first image and row of the results, its pixels, and where the first one is
-    int image, row, count;
-    long long first;
+    int image, row, count, first;
 };
 
 struct Grid {  // where pixels lie
     int images, height, width;            // of the input
     int rows, together;                   // a tile: so many rows of the results of so many images
     int down, right;                      // height and width of the results
-    int strips;                           // tiles one below the other in an image
-    u32 by_right, by_rows, by_strips;     // for divisions
+    u32 strips;                           // tiles one below the other in an image
+    u32 by_right, by_rows;                // for divisions
 
     __device__ __forceinline__ Grid(int images, int height, int width, int rows, int together)
         : images(images), height(height), width(width), rows(rows), together(together), down((height + 1) / 2),
           right((width + 1) / 2), strips((down + rows - 1) / rows), by_right(0x7fffffffu / right + 1),
-          by_rows(0x7fffffffu / rows + 1), by_strips(0x7fffffffu / strips + 1) {}
+          by_rows(0x7fffffffu / rows + 1) {}
     __device__ __forceinline__ int pixels() const { return together * rows * right; }
-    __device__ __forceinline__ Piece piece(int tile) const {
-        const int group = static_cast<int>(__umulhi(2 * tile, by_strips)), image = group * together;
+    __device__ __forceinline__ Piece piece(u32 tile) const {
+        const int group = tile / strips, image = group * together;
         const int row = (tile - group * strips) * rows;
         const int lines = strips == 1 ? min(together, images - image) * down : min(rows, down - row);
-        return {image, row, lines * right, (long long)(image * down + row) * right};
+        return {image, row, lines * right, (image * down + row) * right};
     }
     __device__ __forceinline__ int row_of(int p) const { return static_cast<int>(__umulhi(2 * p, by_right)); }
     __device__ __forceinline__ int image_of(int row) const { return static_cast<int>(__umulhi(2 * row, by_rows)); }
@@ -175,11 +174,16 @@ __device__ __forceinline__ void write_out(u16* to, unsigned char* own, const flo
                 if (part + i < PARTS) multiply(sum[part + i], {b[2 * i], ones, b[2 * i + 1], ones}, b[2 * i], b[2 * i + 1]);
         }
     }
+    uint4 chunks[(PARTS + 1) / 2];
 #pragma unroll
-    for (int i = lane; i < 16 * PARTS; i += 32) {
-        const int place = PARTS % 2 ? i * 16 : i / PARTS * PITCH<OUTER> + i % PARTS * 16;
-        if (i < left * PARTS && i < 16 * PARTS) reinterpret_cast<uint4*>(to)[i] = *reinterpret_cast<const uint4*>(own + place);
+    for (int j = 0; j < (PARTS + 1) / 2; j++) {
+        const int i = min(j * 32 + lane, 16 * PARTS - 1), place = PARTS % 2 ? i * 16 : i / PARTS * PITCH<OUTER> + i % PARTS * 16;
+        chunks[j] = *reinterpret_cast<const uint4*>(own + place);
     }
+    left = min(left, 16) * PARTS;
+#pragma unroll
+    for (int j = 0; j < (PARTS + 1) / 2; j++)
+        if (j * 32 + lane < left) reinterpret_cast<uint4*>(to)[j * 32 + lane] = chunks[j];
     __syncwarp();
 }
 
@@ -189,7 +193,7 @@ __device__ __forceinline__ void result(u16* y, unsigned char* own, float* gather
                                        const Piece& piece, int begin) {
     constexpr int PARTS = OUTER / 8, CHUNKS = TAPS * INNER / 8, LENGTH = LINE_OF_WEIGHTS<CHUNKS>;
     const int lane = threadIdx.x % 32, count = piece.count;
-    y += piece.first * OUTER;
+    y += (long long)piece.first * OUTER;
     weights = own_weights<LENGTH>(weights);
     float sum[PARTS][4] = {};
     for (int first = begin * (GROUPS * 16); first < count; first += WARPS * GROUPS * 16) {
@@ -258,8 +262,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS<INNER, OUTER>) downsample(
     own += warp * 16 * PITCH<OUTER>;
     const u32 pixels_at = shared_address(pixels);
 
-    Piece piece = g.piece(blockIdx.x);
-    fetch_input<INNER>(pixels_at, x, g, piece);
+    fetch_input<INNER>(pixels_at, x, g, g.piece(blockIdx.x));
     copies_begun();
     take_weights<OUTER, 9 * EACH>(weights, w);
     take_weights<OUTER, EACH>(weights + LINES, w1);
@@ -270,18 +273,18 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS<INNER, OUTER>) downsample(
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, now ^= 1) {
         copies_done<0>();
         __syncthreads();  // the tile is here, and no one needs the one before
-        const Piece next = g.piece(tile + gridDim.x);
-        if (tile + gridDim.x < tiles) fetch_input<INNER>(pixels_at + (now ^ 1) * stage, x, g, next);
+        const int next = tile + gridDim.x;
+        if (next < tiles) fetch_input<INNER>(pixels_at + (now ^ 1) * stage, x, g, g.piece(next));
         copies_begun();
         if (SUMS && tile != blockIdx.x)
             write_sums<OUTER>(sums, gathered + (now ^ 1) * 4 * WARPS * OUTER, tile - gridDim.x, tiles);
+        const Piece piece = g.piece(tile);
         const u32 here = pixels_at + now * stage;
         float* mine = gathered + (now * 2 * WARPS + warp) * 2 * OUTER;
         result<9, INNER, OUTER, SUMS>(y, own, mine, here, shared_address(weights), g, piece, warp);
         const int busy = (piece.count + GROUPS * 16 - 1) / (GROUPS * 16), free = (warp + WARPS - busy % WARPS) % WARPS;
         mine += WARPS * 2 * OUTER;
         result<1, INNER, OUTER, SUMS>(y1, own, mine, here, shared_address(weights + LINES), g, piece, free);
-        piece = next;
     }
     if (SUMS) {
         __syncthreads();
@@ -311,7 +314,7 @@ __device__ __forceinline__ void fetch_result(u32 to, const u16* dy, const Grid& 
     for (int line = threadIdx.x / 32; line < g.together * lines; line += blockDim.x / 32) {
         const int among = g.together == 1 ? 0 : line / lines, r = line - among * lines;
         const bool inside = piece.image + among < g.images && piece.row + r < g.down;
-        const u16* from = dy + (inside ? (piece.first + (among * g.down + r) * g.right) * CHANNELS : 0);
+        const u16* from = dy + (inside ? (long long)(piece.first + (among * g.down + r) * g.right) * CHANNELS : 0);
         const u32 at = to + (among * (g.rows + 1) + r) * (g.right + 1) * PITCH<CHANNELS>;
         copy_pixels<CHANNELS>(at, from, inside ? chunks : 0, chunks);
     }
@@ -435,8 +438,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS<INNER, OUTER>) downsample_b
         fetch_result<OUTER>(to, dy, g, piece, 1);
         fetch_result<OUTER>(to + one, dy1, g, piece, 0);
     };
-    Piece piece = g.piece(blockIdx.x);
-    fetch(pixels_at, piece);
+    fetch(pixels_at, g.piece(blockIdx.x));
     copies_begun();
     take_turned<INNER, OUTER>(reinterpret_cast<u16*>(shared), w, w1);
     clear_result<OUTER>(pixels, g);
@@ -446,9 +448,10 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS<INNER, OUTER>) downsample_b
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, now ^= 1) {
         copies_done<0>();
         __syncthreads();  // the tile is here, and no one needs the one before
-        const Piece next = g.piece(tile + gridDim.x);
-        if (tile + gridDim.x < tiles) fetch(pixels_at + (now ^ 1) * 2 * one, next);
+        const int next = tile + gridDim.x;
+        if (next < tiles) fetch(pixels_at + (now ^ 1) * 2 * one, g.piece(next));
         copies_begun();
+        const Piece piece = g.piece(tile);
         const int count = piece.count, tasks = (count + GROUPS * 16 - 1) / (GROUPS * 16);
         for (int task = warp; task < 2 * tasks; task += WARPS) {
             const bool lower = task < tasks;
@@ -471,7 +474,6 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS<INNER, OUTER>) downsample_b
             for (int group = 0; group < GROUPS; group++)
                 write_pairs<INNER>(dx, own, left[group], right[group], g, piece, first + group * 16, lower);
         }
-        piece = next;
     }
 }
 
@@ -480,7 +482,7 @@ template <int CHANNELS>
 __device__ __forceinline__ void fetch_pixels(u32 to, const u16* dy, const Piece& piece, int padded) {
     constexpr int EACH = CHANNELS / 8;
     for (int p = threadIdx.x / 32 * 32; p < padded; p += blockDim.x)
-        copy_pixels<CHANNELS>(to + p * PITCH<CHANNELS>, dy + (piece.first + p) * CHANNELS, (piece.count - p) * EACH,
+        copy_pixels<CHANNELS>(to + p * PITCH<CHANNELS>, dy + (long long)(piece.first + p) * CHANNELS, (piece.count - p) * EACH,
                               min(32, padded - p) * EACH);
 }
 
@@ -513,13 +515,12 @@ __global__ void __launch_bounds__(SHARING<INNER, OUTER> * 32 + 32, BLOCKS<INNER,
         offset[m] = small ? g.chunk<INNER, 1>(q) : g.chunk<INNER, 9>(q);
     }
 
-    auto fetch = [&](u32 to, int tile) {
-        const Piece piece = g.piece(tile);
+    auto fetch = [&](u32 to, const Piece& piece) {
         fetch_input<INNER>(to, x, g, piece);
         fetch_pixels<OUTER>(to + input, dy, piece, padded);
         fetch_pixels<OUTER>(to + input + one, dy1, piece, padded);
     };
-    fetch(base, blockIdx.x);
+    fetch(base, g.piece(blockIdx.x));
     copies_begun();
     for (int p = threadIdx.x; p < padded; p += blockDim.x) places[p] = g.place<INNER>(p < g.pixels() ? p : 0);
     clear_input<INNER>(shared, g);
@@ -530,7 +531,8 @@ __global__ void __launch_bounds__(SHARING<INNER, OUTER> * 32 + 32, BLOCKS<INNER,
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, now ^= 1) {
         copies_done<0>();
         __syncthreads();  // the tile is here, and no one needs the one before
-        if (tile + gridDim.x < tiles) fetch(base + (now ^ 1) * stage, tile + gridDim.x);
+        const int next = tile + gridDim.x;
+        if (next < tiles) fetch(base + (now ^ 1) * stage, g.piece(next));
         copies_begun();
         const u32 xs = base + now * stage, gs = xs + input + (small ? one : 0) + lane % 16 * PITCH<OUTER>;
         u32 place = places[lane % 8 + lane / 16 * 8];

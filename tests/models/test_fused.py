@@ -8,10 +8,10 @@ pytest.importorskip("triton", reason="the kernels need Triton")
 
 from scrlearn.learners import make_learner
 from scrlearn.learners.replay import Replay
-from scrlearn.models import Network, ReducedResNet18, cuda_conv
+from scrlearn.models import Network, ReducedResNet18, cuda_conv, cuda_strided, resnet
 from scrlearn.models.fused import MANY_CHANNELS, MORE_ROWS, WHOLE_ROWS, batch_norm, by_running_statistics
-from scrlearn.models.fused_conv import convolve, widened
-from scrlearn.models.resnet import MOST_CHANNELS
+from scrlearn.models.fused_conv import convolve, downsample, widened
+from scrlearn.models.resnet import MOST_CHANNELS, BasicBlock, averaged
 
 pytestmark = [
     pytest.mark.device,
@@ -353,6 +353,123 @@ def test_convolution_takes_weights_in_any_memory_layout():
         assert torch.equal(a, b)
 
 
+# ---------------------------------------------------------------- two convolutions of stride 2
+
+# channels in, channels out, (batch, height, width)
+DOWNSAMPLINGS = [
+    (24, 40, (20, 84, 84)),
+    (40, 80, (20, 42, 42)),
+    (24, 40, (220, 32, 32)),
+    (40, 80, (220, 16, 16)),
+    (8, 16, (3, 9, 11)),
+    (16, 8, (1, 1, 1)),
+    (8, 80, (5, 21, 13)),
+    (40, 8, (2, 2, 3)),
+]
+
+
+def downsampling(channels_in, channels, images):
+    """Images, both weights, and gradients of both results."""
+    count, height, width = images
+    x = random(count, channels_in, height, width, dtype=torch.bfloat16)
+    weights = [random(channels, channels_in, side, side, seed=side) for side in (3, 1)]
+    size = (-(-height // 2), -(-width // 2))
+    return x, weights, [random(count, channels, *size, seed=seed, dtype=torch.bfloat16) for seed in (4, 5)]
+
+
+def downsampled(x, weights, gradients, read=(0, 1)):
+    """Both results, and the gradients of images and weights when some of the results are read."""
+    leaves = [t.detach().requires_grad_() for t in (x, *weights)]
+    results = [y for y, _ in downsample(*leaves)]
+    found = torch.autograd.grad([results[i] for i in read], leaves, [gradients[i] for i in read])
+    return [*(y.detach() for y in results), *found]
+
+
+@pytest.mark.parametrize("layer", DOWNSAMPLINGS)
+def test_two_convolutions_of_stride_2_and_their_gradients(layer):
+    x, weights, gradients = downsampling(*layer)
+    assert cuda_strided.suits(x, *weights, (2, 2))
+    found = downsampled(x, weights, gradients)
+    assert [t.dtype for t in found] == [torch.bfloat16] * 3 + [torch.float32] * 2
+    exact = [t.detach().bfloat16().double().requires_grad_() for t in (x, *weights)]
+    results = [F.conv2d(exact[0], w, stride=2, padding=len(w[0, 0]) // 2) for w in exact[1:]]
+    expected = [*results, *torch.autograd.grad(results, exact, [dy.double() for dy in gradients])]
+    for a, b, error in zip(found, expected, [2**-7] * 3 + [1e-4] * 2, strict=True):
+        assert a.shape == b.shape
+        close(a, b.detach(), error)
+    for a, b in zip(found, downsampled(x, weights, gradients), strict=True):
+        assert torch.equal(a, b)  # the same bits every time
+
+
+@pytest.mark.parametrize("only", [0, 1])
+def test_one_of_two_convolutions_of_stride_2_may_be_left_unread(only):
+    x, weights, gradients = downsampling(24, 40, (4, 16, 16))
+    found = downsampled(x, weights, gradients, read=(only,))[2:]
+    gradients[1 - only].zero_()
+    for a, b in zip(found, downsampled(x, weights, gradients)[2:], strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("layer", DOWNSAMPLINGS)
+def test_two_convolutions_of_stride_2_hand_over_sums_and_answer_what_they_train(layer, segments):
+    channels_in, channels, (count, *size) = layer
+    x, weights, _ = downsampling(channels_in, channels, (2 * count, *size))
+    trained = downsample(x, *weights, segments=segments)
+    answers = downsample(x, *weights, training=False)
+    for (y, sums), (answer, no_sums) in zip(trained, answers, strict=True):
+        assert no_sums is None
+        assert torch.equal(y, answer)
+        for part, own in zip(y.double().chunk(segments), sums.double().chunk(segments), strict=True):
+            close(own.sum(0), torch.stack([part.sum((0, 2, 3)), part.square().sum((0, 2, 3))]), 1e-5)
+
+
+def test_what_two_convolutions_of_stride_2_at_once_cannot_take():
+    x, (weight, small), _ = downsampling(24, 40, (4, 16, 16))
+    assert cuda_strided.suits(x, weight, small, (2, 2, 2, 2))
+    assert not cuda_strided.suits(x, weight, small, (1, 1))
+    assert not cuda_strided.suits(x, weight, small, (2, 2, 1, 1))
+    assert not cuda_strided.suits(x, small, weight, (2, 2))
+    assert not cuda_strided.suits(x.float(), weight, small, (2, 2))
+    assert not cuda_strided.suits(*(random(160, 80, side, side) for side in (16, 3, 1)), (2, 2))
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("channels", "size"), [((24, 40), 32), ((40, 80), 21)])
+def test_a_block_is_the_same_with_its_first_convolutions_at_once(channels, size, training, segments, monkeypatch):
+    x = random(8, channels[0], size, size, dtype=torch.bfloat16)
+    found = []
+    for at_once in (True, False):
+        torch.manual_seed(0)
+        block = BasicBlock(*channels, 2).to(DEVICE).train(training)
+        if not at_once:
+            monkeypatch.setattr(resnet, "_fused_downsampling", lambda: None)
+        leaf = x.detach().requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16), torch.set_grad_enabled(training):
+            y, _ = block(leaf, leaf, segments)
+            assert (block._convolved_at_once(leaf, segments) is not None) == at_once
+        found.append([y.detach(), *(torch.autograd.grad(y.float().sin().sum(), leaf) if training else [])])
+        found[-1] += [b.clone() for name, b in block.named_buffers() if "running" in name]
+    for a, b in zip(*found, strict=True):
+        assert (a.double() - b.double()).norm() <= 0.05 * b.double().norm()
+
+
+# ---------------------------------------------------------------- average pooling
+
+
+@pytest.mark.parametrize("size", [(11, 11), (4, 4), (8, 10)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_averages_and_their_gradient_are_torchs_own(size, dtype):
+    x = random(20, 160, *size, dtype=dtype).requires_grad_()
+    y, expected = averaged(x, (4, 4)), F.avg_pool2d(x, (4, 4))
+    assert torch.equal(y, expected)
+    dy = random(len(y), y[0].numel(), seed=1, dtype=dtype).view(y.shape)
+    ours, theirs = (torch.autograd.grad(out, x, dy)[0] for out in (y, expected))
+    assert torch.equal(ours, theirs)
+    assert ours.is_contiguous(memory_format=torch.channels_last)
+
+
 # ---------------------------------------------------------------- graphs
 
 
@@ -392,6 +509,13 @@ def test_convolution_in_a_graph_gives_the_same_bits(stride):
 
     eager = run()
     for a, b in zip(eager, captured(run), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_two_convolutions_of_stride_2_in_a_graph_give_the_same_bits():
+    given = downsampling(24, 40, (6, 32, 32))
+    eager = downsampled(*given)
+    for a, b in zip(eager, captured(lambda: downsampled(*given)), strict=True):
         assert torch.equal(a, b)
 
 
