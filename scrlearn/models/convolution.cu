@@ -102,26 +102,6 @@ __device__ __forceinline__ void take_weights(u16* to, const float* __restrict__ 
             *reinterpret_cast<uint4*>(to + i * LENGTH + SPAN) = uint4{0, 0, 0, 0};
 }
 
-// the sums of a warp's lanes
-template <int OUTER>
-__device__ __forceinline__ void gather(float* to, float (&sum)[OUTER / 8][2], float (&square)[OUTER / 8][2]) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int part = 0; part < OUTER / 8; part++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-#pragma unroll
-            for (int other = 4; other < 32; other *= 2) {
-                sum[part][i] += __shfl_xor_sync(0xffffffffu, sum[part][i], other);
-                square[part][i] += __shfl_xor_sync(0xffffffffu, square[part][i], other);
-            }
-            if (lane < 4) {
-                to[part * 8 + lane * 2 + i] = sum[part][i];
-                to[OUTER + part * 8 + lane * 2 + i] = square[part][i];
-            }
-        }
-}
-
 // one tile's sums, of what its warps have gathered
 template <int OUTER>
 __device__ __forceinline__ void write_sums(float* sums, const float* gathered) {
@@ -174,7 +154,7 @@ __global__ void __launch_bounds__(OUTER <= 24 ? 256 : OUTER <= 40 ? 192 : 128, 2
 
         const int image = t.first_image(tile), row = t.first_row(tile);
         const int columns = min(together, images - image) * width;
-        float sum[PARTS][2] = {}, square[PARTS][2] = {};
+        float sum[PARTS][4] = {};
         for (int patch = warp; patch < patches; patch += warps) {
             const int down = patch / groups * ROWS, right = patch % groups * 16;
             int column = right + lane % 16;
@@ -221,18 +201,12 @@ __global__ void __launch_bounds__(OUTER <= 24 ? 256 : OUTER <= 40 ? 192 : 128, 2
 #pragma unroll
                     for (int part = 0; part < PARTS; part++) {
                         u32 both = pair(total[m][part][2 * half], total[m][part][2 * half + 1]);
+                        if (SUMS && right + p >= columns) both = 0;
                         *reinterpret_cast<u32*>(own + (p * OUTER + part * 8 + lane % 4 * 2) * 2) = both;
-                        if (SUMS) {
-                            if (right + p >= columns) both = 0;
-                            const float a = low(both), b = high(both);
-                            sum[part][0] += a;
-                            sum[part][1] += b;
-                            square[part][0] += a * a;
-                            square[part][1] += b * b;
-                        }
                     }
                 }
                 __syncwarp();
+                if (SUMS) add_sums<OUTER, OUTER * 2>(sum, shared_address(own));
 #pragma unroll
                 for (int j = 0; j < WRITES; j++)
                     if (place[j] >= 0)
@@ -241,7 +215,7 @@ __global__ void __launch_bounds__(OUTER <= 24 ? 256 : OUTER <= 40 ? 192 : 128, 2
                 __syncwarp();
             }
         }
-        if (SUMS) gather<OUTER>(gathered + (now * warps + warp) * 2 * OUTER, sum, square);
+        if (SUMS) gather<OUTER>(gathered + (now * warps + warp) * 2 * OUTER, sum);
     }
     if (SUMS) {
         __syncthreads();

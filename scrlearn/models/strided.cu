@@ -140,8 +140,7 @@ __device__ __forceinline__ u32 own_weights(u32 from) {
     return from + (lane / 16 * 8 + lane % 8) * (LENGTH * 2) + lane / 8 % 2 * 16;
 }
 
-// Sixteen pixels of a result in bfloat16, by way of shared memory. The tensor cores make their sums and those of their
-// squares: of eight channels' values times themselves the diagonal, and beside them the same values times ones.
+// Sixteen pixels of a result in bfloat16, by way of shared memory, and their sums.
 template <int OUTER, bool SUMS>
 __device__ __forceinline__ void write_out(u16* to, unsigned char* own, const float (&total)[OUTER / 8][4], int left,
                                           float (&sum)[OUTER / 8][4]) {
@@ -162,18 +161,7 @@ __device__ __forceinline__ void write_out(u16* to, unsigned char* own, const flo
             reinterpret_cast<uint4*>(own)[i] = uint4{0, 0, 0, 0};
         __syncwarp();
     }
-    if (SUMS) {
-        const u32 from = shared_address(own) + lane % 16 * PITCH<OUTER>, ones = 0x3f803f80;
-#pragma unroll
-        for (int part = 0; part < PARTS; part += 2) {
-            u32 b[4];
-            if (part + 1 < PARTS) transposed4(b, from + (part + lane / 16) * 16);
-            else transposed2(b, from + part * 16);
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                if (part + i < PARTS) multiply(sum[part + i], {b[2 * i], ones, b[2 * i + 1], ones}, b[2 * i], b[2 * i + 1]);
-        }
-    }
+    if (SUMS) add_sums<OUTER, PITCH<OUTER>>(sum, shared_address(own));
     uint4 chunks[(PARTS + 1) / 2];
 #pragma unroll
     for (int j = 0; j < (PARTS + 1) / 2; j++) {
@@ -222,16 +210,7 @@ __device__ __forceinline__ void result(u16* y, unsigned char* own, float* gather
             if (first + group * 16 < count)
                 write_out<OUTER, SUMS>(y + (first + group * 16) * OUTER, own, total[group], count - first - group * 16, sum);
     }
-    if (!SUMS) return;
-    const int row = lane / 4;  // of a part's products
-#pragma unroll
-    for (int part = 0; part < PARTS; part++) {
-        if (lane < 4) {
-            gathered[part * 8 + lane * 2] = sum[part][2];
-            gathered[part * 8 + lane * 2 + 1] = sum[part][3];
-        }
-        if (lane % 4 == row / 2) gathered[OUTER + part * 8 + row] = row % 2 ? sum[part][1] : sum[part][0];
-    }
+    if (SUMS) gather<OUTER>(gathered, sum);
 }
 
 // one tile's sums for both results, of what its warps have gathered

@@ -1,5 +1,5 @@
 // What a warp asks of the tensor cores, and how memory comes near them: copies into shared memory that are not waited for
-// at once, matrices of 8x8 bfloat16 from there (ldmatrix), and their products (mma).
+// at once, matrices of 8x8 bfloat16 from there (ldmatrix), and their products (mma); and sums that they make.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -52,4 +52,39 @@ __device__ __forceinline__ u32 pair(float low, float high) {  // two bfloat16, r
 
 __device__ __forceinline__ float low(u32 both) { return __uint_as_float(both << 16); }
 __device__ __forceinline__ float high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
+#endif
+
+#ifndef SUMS_BY_TENSOR_CORES
+#define SUMS_BY_TENSOR_CORES
+// The sums of sixteen pixels' channels, and of their squares: the products of eight channels' values with themselves have
+// the squares on their diagonal, and beside them come the same values times ones. Pixels are PITCH bytes apart.
+template <int CHANNELS, int PITCH>
+__device__ __forceinline__ void add_sums(float (&sum)[CHANNELS / 8][4], u32 pixels) {
+    constexpr int PARTS = CHANNELS / 8;
+    const int lane = threadIdx.x % 32;
+    const u32 from = pixels + lane % 16 * PITCH, ones = 0x3f803f80;
+#pragma unroll
+    for (int part = 0; part < PARTS; part += 2) {
+        u32 b[4];
+        if (part + 1 < PARTS) transposed4(b, from + (part + lane / 16) * 16);
+        else transposed2(b, from + part * 16);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (part + i < PARTS) multiply(sum[part + i], {b[2 * i], ones, b[2 * i + 1], ones}, b[2 * i], b[2 * i + 1]);
+    }
+}
+
+// a warp's sums of so many channels, and behind them those of the squares
+template <int CHANNELS>
+__device__ __forceinline__ void gather(float* to, const float (&sum)[CHANNELS / 8][4]) {
+    const int lane = threadIdx.x % 32, row = lane / 4;
+#pragma unroll
+    for (int part = 0; part < CHANNELS / 8; part++) {
+        if (lane < 4) {
+            to[part * 8 + lane * 2] = sum[part][2];
+            to[part * 8 + lane * 2 + 1] = sum[part][3];
+        }
+        if (lane % 4 == row / 2) to[CHANNELS + part * 8 + row] = row % 2 ? sum[part][1] : sum[part][0];
+    }
+}
 #endif
