@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(OUTER <= 24 ? 256 : OUTER <= 40 ? 192 : 128, 2
 // For each block the sums over its tiles of dy's channels times the neighbours in x: (block, output channel, tap, input
 // channel). Four warps share the rows of the product.
 template <int INNER, int OUTER>
-__global__ void __launch_bounds__(128, 2) weight_gradient(
+__global__ void __launch_bounds__(128, INNER <= 24 && OUTER <= 24 ? 4 : 2) weight_gradient(
     const u16* __restrict__ x, const u16* __restrict__ dy, float* __restrict__ partial,
     int images, int height, int width, int rows, int together, int tiles) {
     constexpr int WARPS = 4, EACH = INNER / 8, CHUNKS = 9 * EACH, ROWS = ((CHUNKS + 1) / 2 + WARPS - 1) / WARPS;
@@ -266,13 +266,16 @@ __global__ void __launch_bounds__(128, 2) weight_gradient(
         }
         copies_begun();
         const u32 xs = base + now * stage, gs = xs + bordered;
+        u32 place = places[lane % 8 + lane / 16 * 8];
+#pragma unroll 2
         for (int first = 0; first < padded; first += 16) {
             u32 b[(PARTS + 1) / 2][4];
             const u32 gradients = gs + (first + lane % 16) * (OUTER * 2);
 #pragma unroll
             for (int n = 0; n < PARTS / 2; n++) transposed4(b[n], gradients + (2 * n + lane / 16) * 16);
             if (PARTS % 2) transposed2(b[PARTS / 2], gradients + (PARTS - 1) * 16);
-            const u32 pixel = xs + places[first + lane % 8 + lane / 16 * 8];
+            const u32 pixel = xs + place;
+            place = places[min(first + 16, padded - 16) + lane % 8 + lane / 16 * 8];  // the next one's, in time
 #pragma unroll
             for (int m = 0; m < ROWS; m++) {
                 u32 a[4];

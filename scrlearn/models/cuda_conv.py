@@ -190,10 +190,12 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, most: int | None = No
     images, _, height, width = x.shape
     tiles = cut(images, height, width, max(inner, outer))
     assert tiles is not None
-    blocks = min(most or 2 * nvrtc.processors(x.get_device()), tiles.number)
-    partial = torch.empty((blocks, weight.numel()), dtype=torch.float32, device=x.device)
     pixels = -(-tiles.together * tiles.rows * width // 16) * 16
     shared = 2 * (bordered(tiles.rows, tiles.together, width, inner) + pixels * outer * 2) + pixels * 4
+    most_fit = 4 if max(inner, outer) <= 24 else 2  # as in the kernel's __launch_bounds__
+    fit = min(most_fit, room(x.get_device())[1] // (shared + 1024))
+    blocks = min(most or fit * nvrtc.processors(x.get_device()), tiles.number)
+    partial = torch.empty((blocks, weight.numel()), dtype=torch.float32, device=x.device)
     kernel = nvrtc.kernel(SOURCE, f"weight_gradient<{inner}, {outer}>", x.get_device())
     kernel(blocks, 128, shared, (x, dy, partial, images, height, width, *tiles))
     return partial
