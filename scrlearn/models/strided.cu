@@ -474,10 +474,9 @@ template <int INNER, int OUTER>
 __global__ void __launch_bounds__(SHARING<INNER, OUTER> * 32 + 32, BLOCKS<INNER, OUTER>) downsample_weights(
     const u16* __restrict__ x, const u16* __restrict__ dy, const u16* __restrict__ dy1, float* __restrict__ partial,
     int images, int height, int width, int rows, int together, int tiles) {
-    constexpr int EACH = INNER / 8, PARTS = OUTER / 8, UNITS = (9 * EACH + 1) / 2, UNITS1 = (EACH + 1) / 2;
-    constexpr int ROWS = (UNITS + SHARING<INNER, OUTER> - 1) / SHARING<INNER, OUTER>;  // a warp's at most, of two chunks
-    constexpr int ALL_HAVE = UNITS / SHARING<INNER, OUTER> < UNITS1 ? UNITS / SHARING<INNER, OUTER> : UNITS1;
-    static_assert(UNITS1 <= ROWS, "one warp has the whole 1x1");
+    constexpr int EACH = INNER / 8, PARTS = OUTER / 8;
+    constexpr int ROWS = ((9 * EACH + 1) / 2 + SHARING<INNER, OUTER> - 1) / SHARING<INNER, OUTER>;  // of two chunks
+    static_assert((EACH + 1) / 2 <= ROWS, "one warp has the whole 1x1");
     extern __shared__ __align__(16) unsigned char shared[];
     const Grid g(images, height, width, rows, together);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, padded = (g.pixels() + 15) / 16 * 16;
@@ -486,7 +485,6 @@ __global__ void __launch_bounds__(SHARING<INNER, OUTER> * 32 + 32, BLOCKS<INNER,
     const u32 base = shared_address(shared);
     const bool small = warp == SHARING<INNER, OUTER>;  // the 1x1
     const int chunks = small ? EACH : 9 * EACH, begin = small ? 0 : warp, stride = small ? 1 : SHARING<INNER, OUTER>;
-    const int units = small ? UNITS1 : (UNITS - warp + SHARING<INNER, OUTER> - 1) / SHARING<INNER, OUTER>;
     int offset[ROWS];  // of this lane's chunks
 #pragma unroll
     for (int m = 0; m < ROWS; m++) {
@@ -525,7 +523,6 @@ __global__ void __launch_bounds__(SHARING<INNER, OUTER> * 32 + 32, BLOCKS<INNER,
             if (PARTS % 2) transposed2(b[PARTS / 2], gradients + (PARTS - 1) * 16);
 #pragma unroll
             for (int m = 0; m < ROWS; m++) {
-                if (m >= ALL_HAVE && m >= units) continue;
                 u32 a[4];
                 transposed4(a, pixel + offset[m]);
 #pragma unroll

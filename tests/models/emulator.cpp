@@ -188,6 +188,8 @@ static void launch(int blocks, int threads, int bytes, Function function) {
                 function();
             });
         for (auto& thread : running) thread.join();
+        for (int i = given_shared; i < static_cast<int>(sizeof shared); i++)
+            if (shared[i] != 0xff) std::abort();  // written behind what a block was given
     }
 }
 
