@@ -35,7 +35,7 @@ class Cost(NamedTuple):
     fixed: int
     tile: int
     moved: int  # bytes that come and go
-    waiting: int  # for results, where nothing else is to be done
+    waiting: int  # for the tensor cores, of which a processor has four, and for what is on its way
     working: int  # of shared memory, which all blocks of a processor use
     two_buffers: bool = False
 
@@ -113,7 +113,7 @@ def _forward(shape: tuple[int, ...], outer: int, tiles: Tiles) -> Cost:
     each, parts, tile, pixels = shape[1] // 8, outer // 8, _input(shape, tiles), _pixels(shape, tiles)
     tasks, steps = -(-pixels // TASK), (9 * each + 1) // 2 + (each + 1) // 2
     fixed = outer * (_line(9 * each) + _line(each)) + 32 * WARPS * outer + WARPS * 16 * pitch(outer)
-    waiting = -(-tasks // WARPS) * ((20 + 13 * parts) * steps + 100 * parts) + 800
+    waiting = -(-tasks // 4) * steps * 13 * parts + -(-tasks // WARPS) * (20 * steps + 100 * parts) + 800
     working = tasks * (steps * (8 + 2 * parts) + 30 * parts)
     return Cost(WARPS * 32, fixed, tile, tile + 4 * pixels * outer, waiting, working)
 
@@ -123,7 +123,7 @@ def _back(shape: tuple[int, ...], outer: int, tiles: Tiles) -> Cost:
     tasks = -(-pixels // TASK)
     fixed = shape[1] * _line(10 * each) + WARPS * 16 * (4 * shape[1] + 16)
     tile = 2 * tiles.together * (tiles.rows + 1) * (-(-shape[3] // 2) + 1) * pitch(outer)
-    waiting = -(-2 * tasks // WARPS) * ((20 + 13 * parts) * 3 * each + 100 * parts) + 800
+    waiting = -(-tasks // 2) * 3 * each * 13 * parts + -(-2 * tasks // WARPS) * (60 * each + 100 * parts) + 800
     working = tasks * (5 * each * (8 + 2 * parts) + 60 * parts)
     return Cost(WARPS * 32, fixed, tile, tile + 8 * pixels * shape[1], waiting, working)
 
