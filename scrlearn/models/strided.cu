@@ -24,11 +24,11 @@ struct Piece {  // a tile: its first image and row of the results, its pixels, a
 };
 
 struct Grid {  // where pixels lie
-    int images, height, width;            // of the input
-    int rows, together;                   // a tile: so many rows of the results of so many images
-    int down, right;                      // height and width of the results
-    u32 strips;                           // tiles one below the other in an image
-    u32 by_right, by_rows;                // for divisions
+    int images, height, width;  // of the input
+    int rows, together;         // a tile: so many rows of the results of so many images
+    int down, right;            // height and width of the results
+    u32 strips;                 // tiles one below the other in an image
+    u32 by_right, by_rows;      // for divisions
 
     __device__ __forceinline__ Grid(int images, int height, int width, int rows, int together)
         : images(images), height(height), width(width), rows(rows), together(together), down((height + 1) / 2),
@@ -156,7 +156,7 @@ __device__ __forceinline__ void write_out(u16* to, unsigned char* own, const flo
         }
     }
     __syncwarp();
-    if (left < 16) {  // what is behind the last pixel is in no sum
+    if (SUMS && left < 16) {  // what is behind the last pixel is in no sum
         for (int i = left * (PITCH<OUTER> / 16) + lane; i < PITCH<OUTER>; i += 32)
             reinterpret_cast<uint4*>(own)[i] = uint4{0, 0, 0, 0};
         __syncwarp();

@@ -232,7 +232,7 @@ def test_strided_tiles_hold_every_pixel_and_fit_in_memory(images, inner, outer):
     assert cuda_strided.plan("downsample", (1, 24, 1, 10_000), 24, 1, 132, ROOM) is None
     for kind in cuda_strided.COSTS:
         for processors in (16, 132):
-            planned = cuda_strided.plan(kind, (5, inner, 17, 20), outer, 5, processors, ROOM, 1)
+            planned = cuda_strided.plan(kind, (5, inner, *cuda_strided.TRIAL[1:]), outer, 5, processors, ROOM, 1)
             assert planned.tiles.number > 2  # of a block, in the trial
 
 
