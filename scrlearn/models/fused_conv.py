@@ -2,8 +2,8 @@
 
 The libraries' kernels are built for 64 channels and more; with 24 or 40 they leave most of a tile empty, and some fall
 back to conversions. Here a tile holds all channels. With channels last, the three neighbours of a row of taps lie side
-by side in memory, so a row is one load and one product, not three. What `cuda_conv` and `cuda_strided` can do is left to
-them: they are faster, and do most of the work. Weights are taken in float32 and their gradient comes out in float32.
+by side in memory, so a row is one load and one product, not three. What `cuda_conv` and `cuda_strided` can do is left
+to them: they are faster, and do most of the work. Weights are taken in float32 and their gradient comes out in float32.
 While a result is written its sums over the batch are made, which BatchNorm needs next. All sums are made in a fixed
 order.
 """
