@@ -11,6 +11,12 @@ typedef unsigned short u16;
 #ifndef EMULATED
 __device__ __forceinline__ float low(u32 both) { return __uint_as_float(both << 16); }
 __device__ __forceinline__ float high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
+
+__device__ __forceinline__ u32 pair(float low, float high) {  // two bfloat16, rounded to nearest
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
 #endif
 
 // What a thread has under way: pixels, and sums of blocks. The kernels' bounds leave it the registers; without them the
@@ -24,6 +30,18 @@ __device__ __forceinline__ void unpack(float (&values)[8], const uint4& chunk) {
         values[2 * i] = low(words[i]);
         values[2 * i + 1] = high(words[i]);
     }
+}
+
+// The values as bfloat16 has them, and they themselves rounded so.
+__device__ __forceinline__ uint4 packed(float (&values)[8]) {
+    u32 words[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        words[i] = pair(values[2 * i], values[2 * i + 1]);
+        values[2 * i] = low(words[i]);
+        values[2 * i + 1] = high(words[i]);
+    }
+    return {words[0], words[1], words[2], words[3]};
 }
 
 // Sums of the block's threads for the same channels, into partial[block][2][CHANNELS].
@@ -177,12 +195,13 @@ __global__ void __launch_bounds__(THREADS, 2) settle(
 }
 
 // Sums of the gradient before ReLU, g, and of g * (x - mean); from them the gradients of weight and bias and what the
-// input's gradient needs: dx = scale * g + b * x + c. With a shortcut ReLU's sign is read from y, else worked out.
+// input's gradient needs: dx = scale * g + b * x + c. With a shortcut ReLU's sign is read from y, else worked out; and g,
+// which is the shortcut's gradient too, is written to `before`, so that what y, dy and also say is read once.
 // TWICE: the result had two readers, and the gradient is the sum of dy and also.
 template <int CHANNELS, bool SHORTCUT, bool RELU, bool TWICE>
 __global__ void __launch_bounds__(THREADS, 2) backward_sums(
     const u16* __restrict__ dy, const u16* __restrict__ also, const u16* __restrict__ y, const u16* __restrict__ x,
-    float* __restrict__ partial, int* __restrict__ counter, const float* __restrict__ saved, float* __restrict__ d_weight,
+    u16* __restrict__ before, float* __restrict__ partial, int* __restrict__ counter, const float* __restrict__ saved, float* __restrict__ d_weight,
     float* __restrict__ d_bias, float* __restrict__ coefficients, int rows, int segments) {
     constexpr int CHUNKS = CHANNELS / 8, LANES = THREADS / CHUNKS;
     __shared__ float shared[LANES * 2 * CHANNELS > 4 * THREADS ? LANES * 2 * CHANNELS : 4 * THREADS];
@@ -191,6 +210,7 @@ __global__ void __launch_bounds__(THREADS, 2) backward_sums(
     const long long first = (long long)segment * rows * CHUNKS + chunk;
     const uint4 *gradients = reinterpret_cast<const uint4*>(dy) + first, *inputs = reinterpret_cast<const uint4*>(x) + first;
     const uint4 *outputs = reinterpret_cast<const uint4*>(y) + first, *others = reinterpret_cast<const uint4*>(also) + first;
+    uint4* told_on = reinterpret_cast<uint4*>(before) + first;
     const int stride = blocks * LANES;
     float mean[8], scale[8], shift[8], sum[8] = {}, product[8] = {};
     const float* own = saved + segment * 4 * CHANNELS + chunk * 8;
@@ -224,6 +244,13 @@ __global__ void __launch_bounds__(THREADS, 2) backward_sums(
                 for (int c = 0; c < 8; c++) {
                     if (TWICE) gradient[c] += other[c];
                     if (RELU && (SHORTCUT ? sign[c] : value[c] * scale[c] + shift[c]) <= 0.0f) gradient[c] = 0.0f;
+                }
+                if (SHORTCUT) {
+                    const uint4 rounded = packed(gradient);
+                    if (row + i * stride < rows) told_on[(long long)(row + i * stride) * CHUNKS] = rounded;
+                }
+#pragma unroll
+                for (int c = 0; c < 8; c++) {
                     sum[c] += gradient[c];
                     product[c] += gradient[c] * (value[c] - mean[c]);
                 }

@@ -76,10 +76,10 @@ def backward_sums(
     relu: bool,
     segments: int = 1,
     also: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of weight and bias, and what the input's gradient needs of a segment: dx = scale · g + b · x + c.
 
-    `also` is a second gradient that is added to dy.
+    `also` is a second gradient that is added to dy. With a shortcut, its gradient g comes with them.
     """
     channels = x.shape[1]
     rows = x.numel() // channels // segments
@@ -88,9 +88,10 @@ def backward_sums(
     d_weight, d_bias = floats(x, channels), floats(x, channels)
     name = f"backward_sums<{channels}, {_word(shortcut)}, {_word(relu)}, {_word(also is not None)}>"
     kernel = nvrtc.kernel(SOURCE, name, x.get_device())
-    read = (dy, dy if also is None else also, y, x)
-    kernel(blocks, THREADS, 0, (*read, partial, counter, saved, d_weight, d_bias, coefficients, rows, segments))
-    return d_weight, d_bias, coefficients
+    gradient = torch.empty_like(x) if shortcut else None
+    images = (dy, dy if also is None else also, y, x, x if gradient is None else gradient)
+    kernel(blocks, THREADS, 0, (*images, partial, counter, saved, d_weight, d_bias, coefficients, rows, segments))
+    return d_weight, d_bias, coefficients, gradient
 
 
 @functools.cache
@@ -114,13 +115,15 @@ def _error(channels: int, device: torch.device) -> float:
     saved = statistics(x, counter, weight, bias, mean.clone(), var.clone(), 0.1, 1e-5)
     parts = torch.stack([x.float().sum((0, 2, 3)), x.float().square().sum((0, 2, 3))])[None]
     settled = settle(parts, x.numel() // channels, weight, bias, mean.clone(), var.clone(), 0.1, 1e-5)
-    d_weight, d_bias, _ = backward_sums(dy, x, x, counter, saved, shortcut=False, relu=False)
+    d_weight, d_bias, _, gradient = backward_sums(dy, x, x, counter, saved, shortcut=True, relu=True)
+    assert gradient is not None
     variance, average = torch.var_mean(x.float(), (0, 2, 3), correction=0)
     inverse = (variance + 1e-5).rsqrt()
     right = torch.cat([average, inverse, weight * inverse, bias - average * weight * inverse])
     centred = (x.float() - average[:, None, None]) * inverse[:, None, None]
-    found = (saved, settled, d_weight, d_bias)
-    expected = (right, right, (dy.float() * centred).sum((0, 2, 3)), dy.float().sum((0, 2, 3)))
+    through = dy.float().where(x > 0, 0.0)
+    found = (saved, settled, d_weight, d_bias, gradient)
+    expected = (right, right, (through * centred).sum((0, 2, 3)), through.sum((0, 2, 3)), through)
     return nvrtc.largest_error(zip(found, expected, strict=True))
 
 

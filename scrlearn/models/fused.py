@@ -392,17 +392,25 @@ class _BatchNorm(torch.autograd.Function):
         dx = torch.empty_like(x)
         # without ReLU the shortcut's gradient is dy itself
         separate = has_residual and (relu or bool(more))
-        d_residual = torch.empty_like(x) if separate else dx
         form = {"channels": channels, "has_residual": separate, "relu": relu, "twice": bool(more)}
         if rows <= WHOLE_ROWS:
             grid, shape = _whole(rows, channels)
             d_weight, d_bias = torch.empty_like(weight), torch.empty_like(weight)
+            d_residual = torch.empty_like(x) if separate else dx
             written = (d_weight, d_bias, dx, d_residual)
             _whole_backward[grid](*both, y, x, saved, *written, rows, segments=segments, **form, **shape)
         else:
-            d_weight, d_bias, coefficients = _summed_back(both, y, x, counter, weight, saved, segments, form)
+            d_weight, d_bias, coefficients, d_residual = _summed_back(
+                both, y, x, counter, weight, saved, segments, form
+            )
+            if d_residual is not None:  # all that follows is in it, read once
+                both = (d_residual, d_residual)
+                form |= {"has_residual": False, "relu": False, "twice": False}
+            elif separate:
+                d_residual = torch.empty_like(x)
             grid, shape = _pass(rows, channels, segments)
-            _backward_input[grid](*both, y, x, saved, coefficients, dx, d_residual, rows, **form, **shape)
+            written = (dx, dx if d_residual is None else d_residual)
+            _backward_input[grid](*both, y, x, saved, coefficients, *written, rows, **form, **shape)
         return dx, (d_residual if separate else dy) if has_residual else None, d_weight, d_bias, *[None] * 9
 
 
@@ -429,7 +437,7 @@ def _learned(x, counter, weight, bias, running_mean, running_var, momentum, eps,
 
 
 def _summed_back(both, y, x, counter, weight, saved, segments, form):
-    """Gradients of weight and bias, and the coefficients of the input's."""
+    """Gradients of weight and bias, the coefficients of the input's, and that of the shortcut if it comes along."""
     if cuda_norm.suits(x):
         also = both[1] if form["twice"] else None
         return cuda_norm.backward_sums(
@@ -447,7 +455,7 @@ def _summed_back(both, y, x, counter, weight, saved, segments, form):
         *both, y, x, partial, counter, saved, d_weight, d_bias, coefficients, rows, programs,
         segments=segments, **form, **shape,
     )  # fmt: skip
-    return d_weight, d_bias, coefficients
+    return d_weight, d_bias, coefficients, None
 
 
 def _whole(rows: int, channels: int) -> tuple[tuple[int], dict[str, int]]:

@@ -304,13 +304,13 @@ static auto* chosen_sums(bool shortcut, bool relu) {
 }
 
 extern "C" int run_backward_sums(int channels, int shortcut, int relu, int twice, int blocks, int threads, int bytes, const u16* dy,
-                                 const u16* also, const u16* y, const u16* x, float* partial, int* counter, const float* saved, float* d_weight,
-                                 float* d_bias, float* coefficients, int rows, int segments) {
+                                 const u16* also, const u16* y, const u16* x, u16* before, float* partial, int* counter, const float* saved,
+                                 float* d_weight, float* d_bias, float* coefficients, int rows, int segments) {
 #define DO(C) \
     if (channels == C) { \
         auto* chosen = twice ? chosen_sums<C, true>(shortcut, relu) : chosen_sums<C, false>(shortcut, relu); \
         launch(blocks, threads, bytes, \
-               [=] { chosen(dy, also, y, x, partial, counter, saved, d_weight, d_bias, coefficients, rows, segments); }); \
+               [=] { chosen(dy, also, y, x, before, partial, counter, saved, d_weight, d_bias, coefficients, rows, segments); }); \
         return 0; \
     }
     CHANNELS(DO)

@@ -368,13 +368,17 @@ def test_sums_of_the_gradient(shape, shortcut, relu):
     y = (before.relu() if relu else before).detach()
     expected = torch.autograd.grad(before.relu() if relu else before, leaves, dy.double())
     saved = cuda_norm.statistics(x, counter, weight, bias, mean, var, 0.1, 1e-5)
-    d_weight, d_bias, coefficients = cuda_norm.backward_sums(dy, y.bfloat16(), x, counter, saved, shortcut, relu)
+    told = (dy, y.bfloat16(), x, counter, saved, shortcut, relu)
+    d_weight, d_bias, coefficients, of_shortcut = cuda_norm.backward_sums(*told)
     near(d_weight, expected[1], 1e-4)
     near(d_bias, expected[2], 1e-4)
     b, c = coefficients.double().view(2, -1, 1, 1)
     gradient = torch.where(y > 0, dy.double(), 0) if relu else dy.double()
     if x.numel() > 100:  # of two values the gradient is all rounding
         near(saved.double().view(4, -1, 1, 1)[2] * gradient + b * x.double() + c, expected[0], 1e-3)
+    assert (of_shortcut is not None) == shortcut
+    if of_shortcut is not None:
+        assert torch.equal(of_shortcut.double(), gradient)
     assert counter.item() == 0
 
 
@@ -410,7 +414,10 @@ def test_two_gradients_of_segments_are_added_up(segments, shortcut, relu):
     dy, also, y = (random(*x.shape, seed=7 + i).bfloat16() for i in range(3))
     saved = cuda_norm.statistics(x, counter, weight, bias, mean, var, 0.1, 1e-5, segments)
     both = dy.float() + also.float()
-    found = cuda_norm.backward_sums(dy, y, x, counter, saved, shortcut, relu, segments, also)
+    *found, of_shortcut = cuda_norm.backward_sums(dy, y, x, counter, saved, shortcut, relu, segments, also)
+    if of_shortcut is not None:  # what it says is what flows: the sum as bfloat16 has it
+        both = both.bfloat16().float()
+        assert torch.equal(of_shortcut.float(), both.where(y > 0, 0) if relu else both)
     totals, slopes = 0.0, 0.0
     of_all = zip(*(t.chunk(segments) for t in (both, y, x, saved, found[2])), strict=True)
     for gradient, output, values, own, coefficients in of_all:
