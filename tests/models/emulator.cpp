@@ -1,17 +1,23 @@
-// Runs the CUDA kernels on a CPU: a thread for each of a block's, which meet where a warp's lanes meet. Blocks run one
-// after the other.
+// Runs the CUDA kernels on a CPU. A block's threads take turns: each goes on until it waits for others, where a warp's
+// lanes or all of them meet. Blocks run one after the other. With -DCONCURRENT they are threads of the system, so that a
+// sanitizer can look for races (-fsanitize=thread); that takes ten times as long.
 
 #include <algorithm>
-#include <barrier>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <memory>
-#include <thread>
 #include <utility>
 #include <vector>
+#ifdef CONCURRENT
+#include <barrier>
+#include <thread>
+#else
+#include <ucontext.h>
+#endif
 
 #define EMULATED
 #define __device__
@@ -33,18 +39,70 @@ struct Index {
     int x;
 };
 
+#ifdef CONCURRENT
 static thread_local Index threadIdx, blockIdx;
+struct Meeting {
+    std::barrier<> barrier;
+    Meeting(int, int wanted) : barrier(wanted) {}
+    void arrive_and_wait() { barrier.arrive_and_wait(); }
+};
+#else
+static Index threadIdx, blockIdx;
+struct Turn {  // one of a block's threads, on a stack of its own
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    bool over = false;
+};
+static std::vector<Turn> turns;
+static ucontext_t outside;
+static const std::function<void()>* work;
+constexpr std::size_t STACK = 64 * 1024;
+
+static int next_turn(int first, int count, int after) {  // of those, the one after this that is not over; -1 if all are
+    for (int i = 1; i <= count; i++)
+        if (const int next = first + (after - first + i) % count; !turns[next].over) return next;
+    return -1;
+}
+
+struct Meeting {  // so many threads from the first on
+    int first, wanted, here = 0;
+    u32 round = 0;
+    Meeting(int first, int wanted) : first(first), wanted(wanted) {}
+    void arrive_and_wait() {
+        const u32 mine = round;
+        const int self = threadIdx.x;
+        if (++here == wanted) here = 0, round++;
+        while (round == mine) {
+            const int next = next_turn(first, wanted, self);
+            if (next == self) std::abort();  // all others have gone without it
+            threadIdx.x = next;
+            swapcontext(&turns[self].context, &turns[next].context);
+            threadIdx.x = self;
+        }
+    }
+};
+
+static void take_turn() {
+    (*work)();
+    turns[threadIdx.x].over = true;
+    const int next = next_turn(0, static_cast<int>(turns.size()), threadIdx.x);
+    if (next < 0) setcontext(&outside);
+    threadIdx.x = next;
+    setcontext(&turns[next].context);
+}
+#endif
 static Index blockDim, gridDim;
 alignas(16) unsigned char shared[232448];  // as much as a block can have
 static int given_shared;
 
 struct Warp {
-    std::barrier<> meet{32};
+    Meeting meet;
     u32 addresses[32], a[32][4], b[32][2];
     float values[32];
+    explicit Warp(int first) : meet(first, 32) {}
 };
 static std::vector<std::unique_ptr<Warp>> warps;
-static std::unique_ptr<std::barrier<>> block;
+static std::unique_ptr<Meeting> block;
 
 static Warp& warp_of() { return *warps[threadIdx.x / 32]; }
 static int lane_of() { return threadIdx.x % 32; }
@@ -61,18 +119,19 @@ struct Copy {
     const void* from;
     bool inside;
 };
-static thread_local std::deque<std::vector<Copy>> copies(1);
+static std::vector<std::deque<std::vector<Copy>>> copies;  // each thread's own
 
 static void copy16(u32 to, const void* from, bool inside) {
     check(to);
     std::memset(shared + to, 0xff, 16);
-    copies.back().push_back({to, from, inside});
+    copies[threadIdx.x].back().push_back({to, from, inside});
 }
-static void copies_begun() { copies.emplace_back(); }
+static void copies_begun() { copies[threadIdx.x].emplace_back(); }
 template <int BEHIND>
 static void copies_done() {
-    for (; copies.size() > BEHIND + 1; copies.pop_front())
-        for (const Copy& copy : copies.front())
+    auto& own = copies[threadIdx.x];
+    for (; own.size() > BEHIND + 1; own.pop_front())
+        for (const Copy& copy : own.front())
             copy.inside ? std::memcpy(shared + copy.to, copy.from, 16) : std::memset(shared + copy.to, 0, 16);
 }
 
@@ -170,24 +229,45 @@ namespace turning {
 #include TURN
 }
 
-template <class Function>
-static void launch(int blocks, int threads, int bytes, Function function) {
+// all threads of one block, from their beginning to their end
+static void run(int threads, const std::function<void()>& function) {
+#ifdef CONCURRENT
+    std::vector<std::thread> running;
+    for (int t = 0; t < threads; t++)
+        running.emplace_back([&function, t, at = blockIdx] {
+            threadIdx.x = t;
+            blockIdx = at;
+            function();
+        });
+    for (auto& thread : running) thread.join();
+#else
+    work = &function;
+    turns.resize(threads);
+    for (Turn& turn : turns) {
+        if (!turn.stack) turn.stack.reset(new char[STACK]);
+        turn.over = false;
+        getcontext(&turn.context);
+        turn.context.uc_stack.ss_sp = turn.stack.get();
+        turn.context.uc_stack.ss_size = STACK;
+        makecontext(&turn.context, take_turn, 0);
+    }
+    threadIdx.x = 0;
+    swapcontext(&outside, &turns[0].context);
+#endif
+}
+
+static void launch(int blocks, int threads, int bytes, const std::function<void()>& function) {
     gridDim.x = blocks;
     blockDim.x = threads;
     given_shared = bytes;
     for (int b = 0; b < blocks; b++) {
         warps.clear();
-        for (int i = 0; i < threads / 32; i++) warps.push_back(std::make_unique<Warp>());
-        block = std::make_unique<std::barrier<>>(threads);
+        for (int i = 0; i < threads / 32; i++) warps.push_back(std::make_unique<Warp>(i * 32));
+        block = std::make_unique<Meeting>(0, threads);
+        copies.assign(threads, std::deque<std::vector<Copy>>(1));
         std::memset(shared, 0xff, sizeof shared);  // not a number: what is read must have been written
-        std::vector<std::thread> running;
-        for (int t = 0; t < threads; t++)
-            running.emplace_back([=] {
-                threadIdx.x = t;
-                blockIdx.x = b;
-                function();
-            });
-        for (auto& thread : running) thread.join();
+        blockIdx.x = b;
+        run(threads, function);
         for (int i = given_shared; i < static_cast<int>(sizeof shared); i++)
             if (shared[i] != 0xff) std::abort();  // written behind what a block was given
     }
