@@ -112,14 +112,14 @@ __device__ __forceinline__ void write_sums(float* sums, const float* gathered) {
     }
 }
 
-// y = x * w, and for each tile the sums of y's channels and of their squares. BACKWARD: x is the gradient of a result,
+// y = x * w, and the sums of y's channels and of their squares: for each tile (`apart`), or for each block. BACKWARD: x is the gradient of a result,
 // w the weights of the convolution that made it (as INNER, tap, OUTER), y the gradient of its input.
 // A warp takes patches of 4 rows and 16 columns, where the columns of a tile's images are counted on: what is read of
 // a line serves up to three rows of the result.
 template <int INNER, int OUTER, bool BACKWARD, bool SUMS>
 __global__ void __launch_bounds__(OUTER <= 24 ? 256 : OUTER <= 40 ? 192 : 128, 2) convolve(
     const u16* __restrict__ x, const float* __restrict__ w, u16* __restrict__ y, float* __restrict__ sums,
-    int images, int height, int width, int rows, int together, int tiles) {
+    int apart, int images, int height, int width, int rows, int together, int tiles) {
     constexpr int CHUNKS = 3 * INNER / 8, STEPS = (CHUNKS + 1) / 2, PARTS = OUTER / 8, ROWS = 4;
     constexpr int LENGTH = STEPS * 16 + 8;  // of a line of weights: eight more, so that reads meet all banks
     constexpr int WRITES = (16 * PARTS + 31) / 32;
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(OUTER <= 24 ? 256 : OUTER <= 40 ? 192 : 128, 2
         __syncthreads();  // the tile is here, and no one needs the one before
         if (tile + gridDim.x < tiles) fetch_lines<INNER>(pixels_at + (now ^ 1) * stage, x, t, tile + gridDim.x);
         copies_begun();
-        if (SUMS && tile != blockIdx.x)
+        if (SUMS && apart && tile != blockIdx.x)
             write_sums<OUTER>(sums + (tile - gridDim.x) * 2 * OUTER, gathered + (now ^ 1) * warps * 2 * OUTER);
 
         const int image = t.first_image(tile), row = t.first_row(tile);
@@ -215,12 +215,12 @@ __global__ void __launch_bounds__(OUTER <= 24 ? 256 : OUTER <= 40 ? 192 : 128, 2
                 __syncwarp();
             }
         }
-        if (SUMS) gather<OUTER>(gathered + (now * warps + warp) * 2 * OUTER, sum);
+        if (SUMS) gather<OUTER>(gathered + ((apart ? now : 0) * warps + warp) * 2 * OUTER, sum, !apart && tile != blockIdx.x);
     }
     if (SUMS) {
         __syncthreads();
         const int last = (tiles - 1 - blockIdx.x) / gridDim.x * gridDim.x + blockIdx.x;
-        write_sums<OUTER>(sums + last * 2 * OUTER, gathered + (now ^ 1) * warps * 2 * OUTER);
+        write_sums<OUTER>(sums + (apart ? last : blockIdx.x) * 2 * OUTER, gathered + (apart ? now ^ 1 : 0) * warps * 2 * OUTER);
     }
 }
 

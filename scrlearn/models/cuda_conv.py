@@ -164,9 +164,10 @@ def apart(size: int, tile: int, segments: int) -> bool:
 def convolve(
     x: Tensor, weight: Tensor, y: Tensor, backward: bool, segments: int, most: int | None = None
 ) -> Tensor | None:
-    """Fill y, and give the sums of its tiles if they are wanted for some segments of the batch.
+    """Fill y, and give the sums of its parts if they are wanted for some segments of the batch.
 
-    Each segment has the sums of as many tiles, one after the other. At most so many blocks do the work.
+    Each segment has the sums of as many parts, one after the other: of its tiles, or, where it is alone, of the blocks
+    that did the work. There are at most so many blocks.
     """
     outer, inner = weight.shape[:2]
     if backward:
@@ -175,11 +176,12 @@ def convolve(
     planned = _plan(tuple(x.shape), outer, max(1, segments), x.get_device(), most)
     assert planned is not None
     tiles, blocks, warps, shared = planned
-    sums = torch.empty((tiles.number, 2, outer), dtype=torch.float32, device=x.device) if segments else None
+    parts = tiles.number if segments > 1 else blocks
+    sums = torch.empty((parts, 2, outer), dtype=torch.float32, device=x.device) if segments else None
     kernel = nvrtc.kernel(
         SOURCE, f"convolve<{inner}, {outer}, {_word(backward)}, {_word(segments > 0)}>", x.get_device()
     )
-    arguments = (x, weight, y, y if sums is None else sums, images, height, width, *tiles)
+    arguments = (x, weight, y, y if sums is None else sums, int(segments > 1), images, height, width, *tiles)
     kernel(blocks, warps * 32, shared, arguments)
     return sums
 

@@ -199,18 +199,20 @@ def _error(inner: int, outer: int, device: int) -> float:
 def downsample(
     x: Tensor, weight: Tensor, small: Tensor, results: tuple[Tensor, Tensor], segments: int, most: int | None = None
 ) -> Tensor | None:
-    """Fill both results, and give the sums of their tiles (2 × tiles × 2 × channels) if some segments want them.
+    """Fill both results, and give the sums of their parts (2 × parts × 2 × channels) if some segments want them.
 
-    Each segment has the sums of as many tiles, one after the other. At most so many blocks do the work.
+    What the parts are is told at `cuda_conv.convolve`. At most so many blocks do the work.
     """
     outer, inner = weight.shape[:2]
     planned = _plan("downsample", tuple(x.shape), outer, max(1, segments), x.get_device(), most)
     assert planned is not None
     sums = None
     if segments:
-        sums = torch.empty((2, planned.tiles.number, 2, outer), dtype=torch.float32, device=x.device)
+        parts = planned.tiles.number if segments > 1 else planned.blocks
+        sums = torch.empty((2, parts, 2, outer), dtype=torch.float32, device=x.device)
     name = f"downsample<{inner}, {outer}, {'true' if segments else 'false'}>"
-    _launch(name, planned, x, (x, weight, small, *results, results[0] if sums is None else sums))
+    written = (*results, results[0] if sums is None else sums)
+    _launch(name, planned, x, (x, weight, small, *written, int(segments > 1)))
     return sums
 
 
@@ -241,10 +243,10 @@ def apart(total: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return of_large.view(outer, 3, 3, inner).permute(0, 3, 1, 2), of_small.view(outer, 1, 1, inner).permute(0, 3, 1, 2)
 
 
-def _launch(name: str, planned: Plan, images: Tensor, tensors: tuple[Tensor, ...]) -> None:
+def _launch(name: str, planned: Plan, images: Tensor, arguments: tuple[Tensor | int, ...]) -> None:
     count, _, height, width = images.shape
     kernel = nvrtc.kernel(SOURCE, name, images.get_device())
-    kernel(planned.blocks, planned.threads, planned.shared, (*tensors, count, height, width, *planned.tiles))
+    kernel(planned.blocks, planned.threads, planned.shared, (*arguments, count, height, width, *planned.tiles))
 
 
 def _plan(

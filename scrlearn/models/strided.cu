@@ -178,7 +178,7 @@ __device__ __forceinline__ void write_out(u16* to, unsigned char* own, const flo
 // One result of a tile: 3x3 or 1x1. The first warps to begin are those that the result before has left free.
 template <int TAPS, int INNER, int OUTER, bool SUMS>
 __device__ __forceinline__ void result(u16* y, unsigned char* own, float* gathered, u32 pixels, u32 weights, const Grid& g,
-                                       const Piece& piece, int begin) {
+                                       const Piece& piece, int begin, bool add) {
     constexpr int PARTS = OUTER / 8, CHUNKS = TAPS * INNER / 8, LENGTH = LINE_OF_WEIGHTS<CHUNKS>;
     const int lane = threadIdx.x % 32, count = piece.count;
     y += (long long)piece.first * OUTER;
@@ -210,26 +210,27 @@ __device__ __forceinline__ void result(u16* y, unsigned char* own, float* gather
             if (first + group * 16 < count)
                 write_out<OUTER, SUMS>(y + (first + group * 16) * OUTER, own, total[group], count - first - group * 16, sum);
     }
-    if (SUMS) gather<OUTER>(gathered, sum);
+    if (SUMS) gather<OUTER>(gathered, sum, add);
 }
 
-// one tile's sums for both results, of what its warps have gathered
+// a tile's or a block's sums for both results, of what its warps have gathered: one part of so many
 template <int OUTER>
-__device__ __forceinline__ void write_sums(float* sums, const float* gathered, int tile, int tiles) {
+__device__ __forceinline__ void write_sums(float* sums, const float* gathered, int part, int parts) {
     for (int i = threadIdx.x; i < 4 * OUTER; i += blockDim.x) {
         const int which = i / (2 * OUTER), column = i % (2 * OUTER);
         float whole = 0.0f;
 #pragma unroll
         for (int warp = 0; warp < WARPS; warp++) whole += gathered[(which * WARPS + warp) * 2 * OUTER + column];
-        sums[(which * tiles + tile) * 2 * OUTER + column] = whole;
+        sums[(which * parts + part) * 2 * OUTER + column] = whole;
     }
 }
 
-// y = x * w and y1 = x * w1, and of both for each tile the sums of their channels and of their squares: y's tiles, then y1's
+// y = x * w and y1 = x * w1, and the sums of y's channels and of their squares, then of y1's: for each tile (`apart`), or
+// for each block.
 template <int INNER, int OUTER, bool SUMS>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS<INNER, OUTER>) downsample(
     const u16* __restrict__ x, const float* __restrict__ w, const float* __restrict__ w1, u16* __restrict__ y,
-    u16* __restrict__ y1, float* __restrict__ sums, int images, int height, int width, int rows, int together, int tiles) {
+    u16* __restrict__ y1, float* __restrict__ sums, int apart, int images, int height, int width, int rows, int together, int tiles) {
     constexpr int EACH = INNER / 8, LINES = OUTER * LINE_OF_WEIGHTS<9 * EACH>, LINES1 = OUTER * LINE_OF_WEIGHTS<EACH>;
     extern __shared__ __align__(16) unsigned char shared[];
     const Grid g(images, height, width, rows, together);
@@ -255,20 +256,22 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS<INNER, OUTER>) downsample(
         const int next = tile + gridDim.x;
         if (next < tiles) fetch_input<INNER>(pixels_at + (now ^ 1) * stage, x, g, g.piece(next));
         copies_begun();
-        if (SUMS && tile != blockIdx.x)
+        if (SUMS && apart && tile != blockIdx.x)
             write_sums<OUTER>(sums, gathered + (now ^ 1) * 4 * WARPS * OUTER, tile - gridDim.x, tiles);
+        const bool add = !apart && tile != blockIdx.x;
         const Piece piece = g.piece(tile);
         const u32 here = pixels_at + now * stage;
-        float* mine = gathered + (now * 2 * WARPS + warp) * 2 * OUTER;
-        result<9, INNER, OUTER, SUMS>(y, own, mine, here, shared_address(weights), g, piece, warp);
+        float* mine = gathered + ((apart ? now : 0) * 2 * WARPS + warp) * 2 * OUTER;
+        result<9, INNER, OUTER, SUMS>(y, own, mine, here, shared_address(weights), g, piece, warp, add);
         const int busy = (piece.count + GROUPS * 16 - 1) / (GROUPS * 16), free = (warp + WARPS - busy % WARPS) % WARPS;
         mine += WARPS * 2 * OUTER;
-        result<1, INNER, OUTER, SUMS>(y1, own, mine, here, shared_address(weights + LINES), g, piece, free);
+        result<1, INNER, OUTER, SUMS>(y1, own, mine, here, shared_address(weights + LINES), g, piece, free, add);
     }
     if (SUMS) {
         __syncthreads();
         const int last = (tiles - 1 - blockIdx.x) / gridDim.x * gridDim.x + blockIdx.x;
-        write_sums<OUTER>(sums, gathered + (now ^ 1) * 4 * WARPS * OUTER, last, tiles);
+        if (apart) write_sums<OUTER>(sums, gathered + (now ^ 1) * 4 * WARPS * OUTER, last, tiles);
+        else write_sums<OUTER>(sums, gathered, blockIdx.x, gridDim.x);
     }
 }
 

@@ -74,17 +74,18 @@ __device__ __forceinline__ void add_sums(float (&sum)[CHANNELS / 8][4], u32 pixe
     }
 }
 
-// a warp's sums of so many channels, and behind them those of the squares
+// a warp's sums of so many channels, and behind them those of the squares; added to what is there, or in its place
 template <int CHANNELS>
-__device__ __forceinline__ void gather(float* to, const float (&sum)[CHANNELS / 8][4]) {
+__device__ __forceinline__ void gather(float* to, const float (&sum)[CHANNELS / 8][4], bool add) {
     const int lane = threadIdx.x % 32, row = lane / 4;
+    auto put = [=](int at, float value) { to[at] = add ? to[at] + value : value; };
 #pragma unroll
     for (int part = 0; part < CHANNELS / 8; part++) {
         if (lane < 4) {
-            to[part * 8 + lane * 2] = sum[part][2];
-            to[part * 8 + lane * 2 + 1] = sum[part][3];
+            put(part * 8 + lane * 2, sum[part][2]);
+            put(part * 8 + lane * 2 + 1, sum[part][3]);
         }
-        if (lane % 4 == row / 2) to[CHANNELS + part * 8 + row] = row % 2 ? sum[part][1] : sum[part][0];
+        if (lane % 4 == row / 2) put(CHANNELS + part * 8 + row, row % 2 ? sum[part][1] : sum[part][0]);
     }
 }
 #endif

@@ -275,19 +275,19 @@ static void launch(int blocks, int threads, int bytes, const std::function<void(
 
 template <int INNER, int OUTER>
 static void convolve_(bool backward, bool with_sums, int blocks, int threads, int bytes, const u16* x, const float* w, u16* y, float* sums,
-                      int images, int height, int width, int rows, int together, int tiles) {
+                      int apart, int images, int height, int width, int rows, int together, int tiles) {
     auto* chosen = backward ? (with_sums ? convolve<INNER, OUTER, true, true> : convolve<INNER, OUTER, true, false>)
                             : (with_sums ? convolve<INNER, OUTER, false, true> : convolve<INNER, OUTER, false, false>);
-    launch(blocks, threads, bytes, [=] { chosen(x, w, y, sums, images, height, width, rows, together, tiles); });
+    launch(blocks, threads, bytes, [=] { chosen(x, w, y, sums, apart, images, height, width, rows, together, tiles); });
 }
 
 #define SIZES(DO) DO(24, 24) DO(24, 40) DO(40, 24) DO(40, 40) DO(8, 16) DO(16, 8) DO(8, 24) DO(24, 8)
 
 extern "C" int run_convolve(int inner, int outer, int backward, int with_sums, int blocks, int threads, int bytes, const u16* x, const float* w,
-                            u16* y, float* sums, int images, int height, int width, int rows, int together, int tiles) {
+                            u16* y, float* sums, int apart, int images, int height, int width, int rows, int together, int tiles) {
 #define DO(A, B) \
     if (inner == A && outer == B) \
-        return convolve_<A, B>(backward, with_sums, blocks, threads, bytes, x, w, y, sums, images, height, width, rows, together, tiles), 0;
+        return convolve_<A, B>(backward, with_sums, blocks, threads, bytes, x, w, y, sums, apart, images, height, width, rows, together, tiles), 0;
     SIZES(DO)
 #undef DO
     return 1;
@@ -307,19 +307,19 @@ extern "C" int run_weight_gradient(int inner, int outer, int blocks, int threads
 
 template <int INNER, int OUTER>
 static void downsample_(bool with_sums, int blocks, int threads, int bytes, const u16* x, const float* w, const float* w1, u16* y, u16* y1,
-                        float* sums, int images, int height, int width, int rows, int together, int tiles) {
+                        float* sums, int apart, int images, int height, int width, int rows, int together, int tiles) {
     auto* chosen = with_sums ? downsample<INNER, OUTER, true> : downsample<INNER, OUTER, false>;
-    launch(blocks, threads, bytes, [=] { chosen(x, w, w1, y, y1, sums, images, height, width, rows, together, tiles); });
+    launch(blocks, threads, bytes, [=] { chosen(x, w, w1, y, y1, sums, apart, images, height, width, rows, together, tiles); });
 }
 
 #define STRIDED_SIZES(DO) DO(24, 40) DO(40, 80) DO(8, 16) DO(16, 8)
 
 extern "C" int run_downsample(int inner, int outer, int with_sums, int blocks, int threads, int bytes, const u16* x, const float* w,
-                              const float* w1, u16* y, u16* y1, float* sums, int images, int height, int width, int rows, int together,
+                              const float* w1, u16* y, u16* y1, float* sums, int apart, int images, int height, int width, int rows, int together,
                               int tiles) {
 #define DO(A, B) \
     if (inner == A && outer == B) \
-        return downsample_<A, B>(with_sums, blocks, threads, bytes, x, w, w1, y, y1, sums, images, height, width, rows, together, tiles), 0;
+        return downsample_<A, B>(with_sums, blocks, threads, bytes, x, w, w1, y, y1, sums, apart, images, height, width, rows, together, tiles), 0;
     STRIDED_SIZES(DO)
 #undef DO
     return 1;
