@@ -141,17 +141,20 @@ def _weights(shape: tuple[int, ...], outer: int, tiles: Tiles) -> Cost:
 COSTS = {"downsample": _forward, "downsample_back": _back, "downsample_weights": _weights}
 
 
+def takes(outer: int, inner: int, strides: tuple[int, ...]) -> bool:
+    """Whether the kernels are for convolutions with these channels and strides; then they want float32 weights."""
+    return set(strides) == {2} and inner % 8 == outer % 8 == 0 and inner <= MOST_INNER and outer <= MOST_OUTER
+
+
 def suits(x: Tensor, weight: Tensor, small: Tensor, strides: tuple[int, ...]) -> bool:
     """Whether the kernels can do a 3×3 and a 1×1 convolution of these images, with these weights and strides."""
     outer, inner = weight.shape[:2]
     trial = (TRIAL[0], inner, *TRIAL[1:])
     return (
-        set(strides) == {2}
+        takes(outer, inner, strides)
         and weight.shape[2:] == (3, 3)
         and small.shape == (outer, inner, 1, 1)
-        and inner % 8 == outer % 8 == 0
-        and inner <= MOST_INNER
-        and outer <= MOST_OUTER
+        and weight.dtype == small.dtype == torch.float32
         and nvrtc.can_run(x)
         and all(_plan(kind, shape, outer, 1, x.get_device()) for kind in COSTS for shape in (tuple(x.shape), trial))
         and trusted(inner, outer, x.get_device())

@@ -67,7 +67,7 @@ class Network(nn.Module):
         named = {
             f"{name}.weight": module.weight
             for name, module in self.encoder.named_modules()
-            if isinstance(module, nn.Conv2d) and not (isinstance(module, Convolution) and module.own_kernels)
+            if isinstance(module, nn.Conv2d) and not (isinstance(module, Convolution) and module.float_weights)
         }
         copies = _Cast.apply(*named.values())  # type: ignore[no-untyped-call]
         return dict(zip(named, copies, strict=True))

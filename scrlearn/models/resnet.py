@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from scrlearn.models import cuda_strided
+
 Twice = tuple[Tensor, Tensor]  # one result for two readers, whose gradients the fused kernels add up
 FEW = 2  # values per channel that BatchNorm cannot learn a variance from
 MOMENTUM = 0.1  # share of a batch in BatchNorm's running statistics
@@ -99,8 +101,14 @@ class Convolution(nn.Conv2d):
 
     @property
     def own_kernels(self) -> bool:
-        """Whether bfloat16 on CUDA means the fused kernels, which take float32 weights."""
+        """Whether bfloat16 on CUDA means the fused kernels."""
         return max(self.weight.shape[:2]) <= MOST_CHANNELS and _fused_convolution() is not None
+
+    @property
+    def float_weights(self) -> bool:
+        """Whether it means kernels that take float32 weights: these, or those for two convolutions at once."""
+        outer, inner = self.weight.shape[:2]
+        return self.own_kernels or (cuda_strided.takes(outer, inner, self.stride) and _fused_downsampling() is not None)
 
     def with_sums(self, x: Tensor, segments: int = 1) -> tuple[Tensor, Tensor | None]:
         """The convolved images, and their sums for BatchNorm where the kernels make them on the way."""
@@ -169,11 +177,10 @@ def widening() -> Callable[[Tensor, int], Tensor] | None:
 def _fused_downsampling() -> tuple[Callable[..., bool], Callable[..., Any]] | None:
     """The convolutions of stride 2 of a block and of its shortcut, at once; and where that can be done."""
     try:
-        from scrlearn.models.cuda_strided import suits
         from scrlearn.models.fused_conv import downsample
     except ImportError:
         return None
-    return suits, downsample
+    return cuda_strided.suits, downsample
 
 
 @functools.cache

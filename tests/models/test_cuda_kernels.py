@@ -249,6 +249,14 @@ def test_strided_tiles_of_a_segment_hold_its_images_only():
         assert segments == 1 or 220 // segments % tiles.together == 0
 
 
+def test_strided_kernels_take_no_weights_in_bfloat16(monkeypatch):
+    monkeypatch.setattr(nvrtc, "can_run", lambda x: True)
+    monkeypatch.setattr(cuda_strided, "trusted", lambda *which: True)
+    x, _, weight, small = strided(40, 80, 2, 9, 9)
+    assert cuda_strided.suits(x, weight, small, (2, 2))
+    assert not cuda_strided.suits(x, weight.bfloat16(), small.bfloat16(), (2, 2))
+
+
 @pytest.fixture
 def on_the_cpu(monkeypatch):
     """Let the trial of the kernels run where they are emulated."""

@@ -6,7 +6,7 @@ from torch import nn
 
 from scrlearn.classifiers import SoftmaxHead
 from scrlearn.errors import InputError
-from scrlearn.models import PROJECTIONS, Network, ReducedResNet18, feature_dim, projection_head
+from scrlearn.models import PROJECTIONS, Network, ReducedResNet18, feature_dim, projection_head, resnet
 from scrlearn.models.network import to_float
 
 
@@ -75,6 +75,20 @@ def test_segments_have_the_bits_of_forwards_one_after_the_other(make):
         assert not network.takes_segments(x)
     for a, b in zip(*found, strict=True):
         assert torch.equal(a, b)
+
+
+def test_weights_of_all_kernels_that_take_float32_stay_so(monkeypatch):
+    """Read as float32, bfloat16 is nonsense, and there is only half as much of it."""
+    for name in ("_fused_convolution", "_fused_downsampling"):
+        monkeypatch.setattr(resnet, name, lambda: (None, None))
+    encoder = ReducedResNet18(3)
+    encoder.pad_channels(8)
+    cast = Network(encoder, bf16=True)._cast_weights()
+    own = {name for name, weight in encoder.named_parameters() if weight.ndim == 4} - set(cast)
+    for name in ("conv1", "blocks.2.conv1", "blocks.2.shortcut.0", "blocks.4.conv1", "blocks.4.shortcut.0"):
+        assert f"{name}.weight" in own
+    for name in ("blocks.4.conv2", "blocks.5.conv1", "blocks.6.conv1", "blocks.6.shortcut.0"):
+        assert cast[f"{name}.weight"].dtype == torch.bfloat16
 
 
 def test_logits_are_the_heads_and_need_one():
