@@ -116,7 +116,8 @@ def suits(x: Tensor, weight: Tensor, stride: int) -> bool:
         and inner % 8 == outer % 8 == 0
         and max(inner, outer) <= MOST_CHANNELS
         and nvrtc.can_run(x)
-        and cut(images, height, width, max(inner, outer)) is not None
+        and (tiles := cut(images, height, width, max(inner, outer))) is not None
+        and _for_gradient(tiles, width, inner, outer) <= room(x.get_device())[0]
         and all(_plan((images, a, height, width), b, 1, x.get_device()) for a, b in ((inner, outer), (outer, inner)))
         and trusted(inner, outer, x.get_device())
     )
@@ -192,8 +193,7 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, most: int | None = No
     images, _, height, width = x.shape
     tiles = cut(images, height, width, max(inner, outer))
     assert tiles is not None
-    pixels = -(-tiles.together * tiles.rows * width // 16) * 16
-    shared = 2 * (bordered(tiles.rows, tiles.together, width, inner) + pixels * outer * 2) + pixels * 4
+    shared = _for_gradient(tiles, width, inner, outer)
     most_fit = 4 if max(inner, outer) <= 24 else 2  # as in the kernel's __launch_bounds__
     fit = min(most_fit, room(x.get_device())[1] // (shared + 1024))
     blocks = min(most or fit * nvrtc.processors(x.get_device()), tiles.number)
@@ -201,6 +201,12 @@ def weight_gradient(x: Tensor, dy: Tensor, weight: Tensor, most: int | None = No
     kernel = nvrtc.kernel(SOURCE, f"weight_gradient<{inner}, {outer}>", x.get_device())
     kernel(blocks, 128, shared, (x, dy, partial, images, height, width, *tiles))
     return partial
+
+
+def _for_gradient(tiles: Tiles, width: int, inner: int, outer: int) -> int:
+    """Bytes of shared memory that a block needs for the weights' gradient."""
+    pixels = -(-tiles.together * tiles.rows * width // 16) * 16
+    return 2 * (bordered(tiles.rows, tiles.together, width, inner) + pixels * outer * 2) + pixels * 4
 
 
 def _plan(shape: tuple[int, ...], outer: int, segments: int, device: int, most: int | None = None) -> Plan | None:

@@ -156,7 +156,8 @@ def suits(x: Tensor, weight: Tensor, small: Tensor, strides: tuple[int, ...]) ->
         and small.shape == (outer, inner, 1, 1)
         and weight.dtype == small.dtype == torch.float32
         and nvrtc.can_run(x)
-        and all(_plan(kind, shape, outer, 1, x.get_device()) for kind in COSTS for shape in (tuple(x.shape), trial))
+        and all(_plan(kind, tuple(x.shape), outer, 1, x.get_device()) for kind in COSTS)
+        and all(_plan(kind, trial, outer, 1, x.get_device(), most=1) for kind in COSTS)
         and trusted(inner, outer, x.get_device())
     )
 

@@ -257,6 +257,31 @@ def test_strided_kernels_take_no_weights_in_bfloat16(monkeypatch):
     assert not cuda_strided.suits(x, weight.bfloat16(), small.bfloat16(), (2, 2))
 
 
+@pytest.mark.parametrize("room", [(99 * 1024, 100 * 1024), (163 * 1024, 164 * 1024)])
+def test_what_is_taken_fits_into_less_shared_memory_and_so_does_the_trial(room, monkeypatch):
+    def kernel(source, name, device):
+        def launch(blocks, threads, shared, arguments):
+            assert blocks >= 1
+            assert shared <= room[0]
+
+        return launch
+
+    monkeypatch.setattr(nvrtc, "kernel", kernel)
+    monkeypatch.setattr(nvrtc, "can_run", lambda x: True)
+    tried = []
+    for module in (cuda_conv, cuda_strided):
+        monkeypatch.setattr(module, "room", lambda device: room)
+        monkeypatch.setattr(module, "trusted", lambda *which, module=module: tried.append(module) or True)
+    for inner, outer, size in [(24, 24, 2), (40, 40, 4), (48, 48, 16), (24, 24, 32), (24, 40, 32), (40, 80, 16)]:
+        x, _, weight, small = strided(inner, outer, 20, size, size)
+        if cuda_conv.suits(x, weight, 1):
+            cuda_conv.weight_gradient(x, x.new_empty(20, outer, size, size), weight)
+        if cuda_strided.suits(x, weight, small, (2, 2)):
+            trial = (cuda_strided.TRIAL[0], inner, *cuda_strided.TRIAL[1:])
+            assert all(cuda_strided.plan(kind, trial, outer, 5, 132, room, 1) for kind in cuda_strided.COSTS)
+    assert set(tried) == {cuda_conv, cuda_strided}
+
+
 @pytest.fixture
 def on_the_cpu(monkeypatch):
     """Let the trial of the kernels run where they are emulated."""
