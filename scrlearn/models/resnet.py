@@ -217,9 +217,9 @@ class _Averaged(torch.autograd.Function):
         return dx, None
 
 
-def averaged(x: Tensor, pool: tuple[int, int]) -> Tensor:
-    """Average pooling with windows side by side."""
-    if x.is_cuda and x.requires_grad:
+def averaged(x: Tensor, pool: tuple[int, int], training: bool) -> Tensor:
+    """Average pooling with windows side by side, in training."""
+    if training and x.is_cuda and x.requires_grad:  # else it may be for `torch.func`, which cannot take it
         pooled: Tensor = _Averaged.apply(x, pool)  # type: ignore[no-untyped-call]
         return pooled
     return F.avg_pool2d(x, pool)
@@ -308,7 +308,7 @@ class ReducedResNet18(nn.Module):
         for block in self.blocks:
             out, again = block(out, again, segments)
         pool = (min(4, out.shape[2]), min(4, out.shape[3]))
-        return averaged(out, pool).flatten(1)
+        return averaged(out, pool, self.training).flatten(1)
 
     def takes_segments(self, x: Tensor) -> bool:
         """Whether two batches like this one should go through as segments: where training has the fused kernels.

@@ -462,7 +462,7 @@ def test_a_block_is_the_same_with_its_first_convolutions_at_once(channels, size,
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_averages_and_their_gradient_are_torchs_own(size, dtype):
     x = random(20, 160, *size, dtype=dtype).requires_grad_()
-    y, expected = averaged(x, (4, 4)), F.avg_pool2d(x, (4, 4))
+    y, expected = averaged(x, (4, 4), training=True), F.avg_pool2d(x, (4, 4))
     assert torch.equal(y, expected)
     dy = random(len(y), y[0].numel(), seed=1, dtype=dtype).view(y.shape)
     ours, theirs = (torch.autograd.grad(out, x, dy)[0] for out in (y, expected))

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import grad, vmap
 
 from scrlearn.checkpoint import digest, load_checkpoint, save_checkpoint
 from scrlearn.models import Network, ReducedResNet18
@@ -124,7 +125,15 @@ def test_averages_and_their_gradient_are_torchs_own(size, pool, dtype, layout):
 
 def test_averages_on_a_cpu_are_left_to_torch():
     x = torch.randn(2, 8, 9, 9).requires_grad_()
-    assert "AvgPool2D" in type(averaged(x, (4, 4)).grad_fn).__name__
+    assert "AvgPool2D" in type(averaged(x, (4, 4), training=True).grad_fn).__name__
+
+
+def test_gradients_of_many_images_by_vmap_do_not_meet_averages_of_our_own(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    x = torch.randn(3, 2, 8, 9, 9)
+    assert "Averaged" in type(averaged(x[0].requires_grad_(), (4, 4), training=True).grad_fn).__name__
+    found = vmap(grad(lambda x: averaged(x, (4, 4), training=False).sum()))(x)
+    torch.testing.assert_close(found[..., :8, :8], torch.full((3, 2, 8, 8, 8), 1 / 16))
 
 
 # ---------------------------------------------------------------- BatchNorm
