@@ -281,6 +281,14 @@ def test_run_times_are_those_of_one_machine_and_shared_by_runs_side_by_side() ->
     assert "2 ran side by side" in data.notes[0]
 
 
+def test_run_times_of_several_days_are_said_to_be_so() -> None:
+    of_a_day = entries(config_for(method, "cifar100", 2000) for method in ("er", "scr"))
+    assert not any("Made from" in note for note in pictures(of_a_day)["run-time"].notes)
+    earlier = dataclasses.replace(of_a_day[0], date="2020-02-03T04:05:06+00:00")
+    notes = pictures([earlier, of_a_day[1]])["run-time"].notes
+    assert f"Made from 2020-02-03 to {of_a_day[1].date[:10]}: what ran later may be faster for that." in notes
+
+
 def beside_others(one: Entry) -> Entry:
     """The same run, but made while another kind of run took turns with it."""
     seconds = {**one.result.seconds, "alike": 1}

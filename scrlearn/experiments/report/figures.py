@@ -225,16 +225,20 @@ def _run_time(figure: Figure, place: Place, runs: Runs) -> list[Block]:
         seconds = {RECIPES[method].title: list(map(seconds_of, entries)) for method, entries in found.items()}
         beside = sorted({int(e.result.seconds.get("side_by_side", 1)) for entries in found.values() for e in entries})
         span = str(beside[0]) if len(beside) == 1 else f"{beside[0]} to {beside[-1]}"
+        days = sorted({entry.date[:10] for entries in found.values() for entry in entries})
+        told = [
+            f"Seconds of the machine for a run; {span} ran side by side, and what they took is divided by their "
+            f"number. {_counts(found)}"
+        ]
+        if len(days) > 1:
+            told.append(f"Made from {days[0]} to {days[-1]}: what ran later may be faster for that.")
         return Picture(
             _name(figure, place),
             "run times",
             {"title": f"{place_text(*place)}, {machine}", "seconds": seconds},
             f"Run time, training and inference, {place_text(*place)}, on {machine}",
             f"A bar for each of {_titles(list(found))}: seconds for a whole run.",
-            [
-                f"Seconds of the machine for a run; {span} ran side by side, and what they took is divided by their "
-                f"number. {_counts(found)}"
-            ],
+            told,
             _made_by(place, figure.methods),
         )
 
