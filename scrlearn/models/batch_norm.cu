@@ -5,19 +5,7 @@
 // works out what follows from them. A batch is `segments` runs of `rows` pixels, each with statistics of its own; each
 // has as many blocks, one run after the other.
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-
-#ifndef EMULATED
-__device__ __forceinline__ float low(u32 both) { return __uint_as_float(both << 16); }
-__device__ __forceinline__ float high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
-
-__device__ __forceinline__ u32 pair(float low, float high) {  // two bfloat16, rounded to nearest
-    u32 both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-#endif
+#include "bfloat16.cuh"
 
 // What a thread has under way: pixels, and sums of blocks. The kernels' bounds leave it the registers; without them the
 // compiler saves registers and waits for one load after the other.

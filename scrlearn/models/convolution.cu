@@ -285,18 +285,5 @@ __global__ void __launch_bounds__(128, INNER <= 24 && OUTER <= 24 ? 4 : 2) weigh
             }
         }
     }
-    float* to = partial + (long long)blockIdx.x * (OUTER * 9 * INNER);
-#pragma unroll
-    for (int m = 0; m < ROWS; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int q = 2 * (m * WARPS + warp) + half;
-            if (q >= CHUNKS) continue;
-            int k = q * 8 + lane / 4;
-#pragma unroll
-            for (int n = 0; n < PARTS; n++)
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    to[(n * 8 + lane % 4 * 2 + i) * (9 * INNER) + k] = total[m][n][2 * half + i];
-        }
+    put_rows<ROWS, PARTS>(partial + (long long)blockIdx.x * (OUTER * 9 * INNER), total, warp, WARPS, CHUNKS);
 }

@@ -97,6 +97,15 @@ def kernel(source: Path, name: str, device: int) -> Kernel:
     return Kernel(source, name, device)
 
 
+def examples(device: int, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Random images and weights with channels last to try kernels on, the same every time."""
+    random = torch.Generator(f"cuda:{device}").manual_seed(0)
+    return tuple(
+        torch.randn(shape, generator=random, device=random.device).contiguous(memory_format=torch.channels_last)
+        for shape in shapes
+    )
+
+
 def largest_error(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
     """The largest relative error of what was found against what is right; not a number if any is none."""
     errors = [(found.double() - exact.double()).norm() / exact.double().norm() for found, exact in pairs]
@@ -151,8 +160,8 @@ def _compiled(source: Path, name: str, capability: tuple[int, int]) -> tuple[byt
 
 @functools.cache
 def _say_that_it_takes_time() -> None:
-    """Once in a process: a minute without a step is long."""
-    log.info("Preparing kernels for this GPU. That takes up to a minute, once on a machine.")
+    """Once in a process: nothing moves until they are there."""
+    log.info("Preparing kernels for this GPU. That takes a while, once on a machine.")
 
 
 def _whole(source: Path) -> str:

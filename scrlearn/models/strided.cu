@@ -133,6 +133,19 @@ __device__ __forceinline__ void step_of_weights(u32 (&b)[(PARTS + 1) / 2][4], u3
     if (PARTS % 2) matrices2(b[PARTS / 2], from + PARTS / 2 * (16 * LENGTH * 2));
 }
 
+// a step's products, of pixels at these places with its weights
+template <int PARTS>
+__device__ __forceinline__ void add_products(float (&total)[GROUPS][PARTS][4], const u32 (&from)[GROUPS], int at,
+                                             const u32 (&b)[(PARTS + 1) / 2][4]) {
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++) {
+        u32 a[4];
+        matrices4(a, from[group] + at);
+#pragma unroll
+        for (int n = 0; n < PARTS; n++) multiply(total[group][n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+    }
+}
+
 // where a lane reads weights
 template <int LENGTH>
 __device__ __forceinline__ u32 own_weights(u32 from) {
@@ -197,13 +210,7 @@ __device__ __forceinline__ void result(u16* y, unsigned char* own, float* gather
             // the half step left over: a chunk that is there, times zero
             const int next = 2 * step + 1 < CHUNKS ? 2 * step + 1 : 2 * step;
             const int at = lane < 16 ? g.chunk<INNER, TAPS>(2 * step) : g.chunk<INNER, TAPS>(next);
-#pragma unroll
-            for (int group = 0; group < GROUPS; group++) {
-                u32 a[4];
-                matrices4(a, from[group] + at);
-#pragma unroll
-                for (int n = 0; n < PARTS; n++) multiply(total[group][n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
-            }
+            add_products<PARTS>(total, from, at, b);
         }
 #pragma unroll
         for (int group = 0; group < GROUPS; group++)
@@ -361,13 +368,7 @@ __device__ __forceinline__ void add_slots(float (&total)[GROUPS][INNER / 8][4], 
         u32 b[(PARTS + 1) / 2][4];
         step_of_weights<PARTS, LENGTH>(b, weights + (FIRST * EACH + 2 * step) * 16);
         const int at = threadIdx.x % 32 < 16 ? place(2 * step) : place(2 * step + 1);
-#pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
-            u32 a[4];
-            matrices4(a, from[group] + at);
-#pragma unroll
-            for (int n = 0; n < PARTS; n++) multiply(total[group][n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
-        }
+        add_products<PARTS>(total, from, at, b);
     }
 }
 
@@ -534,17 +535,5 @@ __global__ void __launch_bounds__(SHARING<INNER, OUTER> * 32 + 32, BLOCKS<INNER,
         }
     }
     float* to = partial + (long long)blockIdx.x * (OUTER * 10 * INNER) + (small ? OUTER * 9 * INNER : 0);
-#pragma unroll
-    for (int m = 0; m < ROWS; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int q = 2 * (m * stride + begin) + half;
-            if (q >= chunks) continue;
-            const int k = q * 8 + lane / 4;
-#pragma unroll
-            for (int n = 0; n < PARTS; n++)
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    to[(n * 8 + lane % 4 * 2 + i) * (chunks * 8) + k] = total[m][n][2 * half + i];
-        }
+    put_rows<ROWS, PARTS>(to, total, begin, stride, chunks);
 }

@@ -1,8 +1,7 @@
 // What a warp asks of the tensor cores, and how memory comes near them: copies into shared memory that are not waited for
 // at once, matrices of 8x8 bfloat16 from there (ldmatrix), and their products (mma); and sums that they make.
 
-typedef unsigned int u32;
-typedef unsigned short u16;
+#include "bfloat16.cuh"
 
 #ifndef EMULATED
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
@@ -43,19 +42,10 @@ __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-
-__device__ __forceinline__ u32 pair(float low, float high) {  // two bfloat16, rounded to nearest
-    u32 both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-
-__device__ __forceinline__ float low(u32 both) { return __uint_as_float(both << 16); }
-__device__ __forceinline__ float high(u32 both) { return __uint_as_float(both & 0xffff0000u); }
 #endif
 
-#ifndef SUMS_BY_TENSOR_CORES
-#define SUMS_BY_TENSOR_CORES
+#ifndef TENSOR_CORES
+#define TENSOR_CORES
 // The sums of sixteen pixels' channels, and of their squares: the products of eight channels' values with themselves have
 // the squares on their diagonal, and beside them come the same values times ones. Pixels are PITCH bytes apart.
 template <int CHANNELS, int PITCH>
@@ -87,5 +77,24 @@ __device__ __forceinline__ void gather(float* to, const float (&sum)[CHANNELS / 
         }
         if (lane % 4 == row / 2) put(CHANNELS + part * 8 + row, row % 2 ? sum[part][1] : sum[part][0]);
     }
+}
+
+// A warp's rows of a weights' gradient, every so many from the first on: a row is two of all chunks of eight input
+// channels, a line of the result (output channel, tap, input channel) has all of them.
+template <int ROWS, int PARTS>
+__device__ __forceinline__ void put_rows(float* to, const float (&total)[ROWS][PARTS][4], int first, int every, int chunks) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < ROWS; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int q = 2 * (m * every + first) + half;
+            if (q >= chunks) continue;
+#pragma unroll
+            for (int n = 0; n < PARTS; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    to[(n * 8 + lane % 4 * 2 + i) * (chunks * 8) + q * 8 + lane / 4] = total[m][n][2 * half + i];
+        }
 }
 #endif
