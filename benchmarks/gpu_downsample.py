@@ -37,14 +37,14 @@ class Given(NamedTuple):
 def timed(function: Callable[..., Any], sets: Sequence[Any]) -> float:
     """Median of seconds on the device."""
     for given in sets:
-        function(*given)
+        function(given)
     torch.cuda.synchronize()
     times = []
     for run in range(RUNS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(2_000_000)  # the host is ahead, so that only the device is timed
         begin.record()
-        function(*sets[run % len(sets)])
+        function(sets[run % len(sets)])
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) / 1000)
@@ -78,38 +78,32 @@ def kinds(own: bool) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]
     """By name: one after the other, and at once."""
     from scrlearn.models import cuda_strided, fused_conv
 
-    def forward(*given: Tensor) -> list[Tensor]:
-        g = Given(*given)
+    def forward(g: Given) -> list[Tensor]:
         if own:
             return [fused_conv._run(g.x, w, fused_conv._after(g.x, 2), 2, segments=1)[0] for w in (g.large, g.small)]
         return [F.conv2d(g.x, w.bfloat16(), stride=2, padding=w.shape[2] // 2) for w in (g.large, g.small)]
 
-    def back(*given: Tensor) -> list[Tensor]:
-        g = Given(*given)
+    def back(g: Given) -> list[Tensor]:
         pairs = ((g.large, g.dy), (g.small, g.dy_small))
         if own:
             return [fused_conv._run(dy, w, g.x.shape[2:], 2, backward=True)[0] for w, dy in pairs]
         return [library_back(g.x, w, dy, (True, False, False))[0] for w, dy in pairs]
 
-    def of_weights(*given: Tensor) -> list[Tensor]:
-        g = Given(*given)
+    def of_weights(g: Given) -> list[Tensor]:
         pairs = ((g.large, g.dy), (g.small, g.dy_small))
         if own:
             return [fused_conv._sum_weight_gradient(g.x, dy, w, 2) for w, dy in pairs]
         return [library_back(g.x, w, dy, (False, True, False))[1] for w, dy in pairs]
 
-    def at_once(*given: Tensor) -> list[Tensor]:
-        g = Given(*given)
+    def at_once(g: Given) -> list[Tensor]:
         return list(fused_conv._downsampled(g.x, g.large, g.small, 1)[:2])
 
-    def back_at_once(*given: Tensor) -> list[Tensor]:
-        g = Given(*given)
+    def back_at_once(g: Given) -> list[Tensor]:
         dx = torch.empty_like(g.x)
         cuda_strided.input_gradient((g.dy, g.dy_small), g.large, g.small, dx)
         return [dx]
 
-    def of_weights_at_once(*given: Tensor) -> list[Tensor]:
-        g = Given(*given)
+    def of_weights_at_once(g: Given) -> list[Tensor]:
         partial = cuda_strided.weight_gradients(g.x, (g.dy, g.dy_small), g.large)
         return list(cuda_strided.apart(fused_conv._added_up(partial, torch.empty_like(partial[0])), g.large))
 
@@ -130,7 +124,7 @@ def pooling(count: int, size: int) -> tuple[float, float]:
         for _ in range(SETS)
     ]
     both = (F.avg_pool2d, partial(resnet.averaged, training=True))
-    before, now = (timed(lambda x, dy, by=by: torch.autograd.grad(by(x, pool), x, dy), sets) for by in both)
+    before, now = (timed(lambda pair, by=by: torch.autograd.grad(by(pair[0], pool), *pair), sets) for by in both)
     return before, now
 
 

@@ -31,7 +31,8 @@ class _Bars(Progress):
     def start(self) -> None:
         self.above, self.level = _Above(self.console), LOG.level
         LOG.addHandler(self.above)
-        LOG.setLevel(logging.INFO)
+        if not LOG.isEnabledFor(logging.INFO):  # who asks for more shall have more
+            LOG.setLevel(logging.INFO)
         super().start()
 
     def stop(self) -> None:

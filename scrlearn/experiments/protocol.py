@@ -351,12 +351,13 @@ def runs_for(
     wanted = _Wanted(datasets, methods, memory)
     unique: dict[str, RunConfig] = {}
     for part in TARGETS if target == PAPER else (target,):
+        here = wanted
         if target == PAPER and part == "ablations":  # they can be made elsewhere too
             if not wanted.admits("scr", *STUDY):
                 continue
-            wanted = _Wanted([STUDY[0]], methods, [STUDY[1]])
+            here = _Wanted([STUDY[0]], methods, [STUDY[1]])
         numbers = seed_numbers(DEFAULT_SEEDS[part] if seeds is None else seeds, first_seed)
-        for method, dataset, size, options in _cells(part, wanted, review):
+        for method, dataset, size, options in _cells(part, here, review):
             for seed in numbers[: RECIPES[method].most_seeds]:
                 config = config_for(method, dataset, size, seed, options=options, order=order, **settings)
                 unique.setdefault(run_key(config), config)

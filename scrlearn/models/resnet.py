@@ -195,7 +195,7 @@ def _fused_convolution() -> Callable[..., tuple[Tensor, Tensor | None]] | None:
 class _Averaged(torch.autograd.Function):
     """Average pooling whose gradient is spread over the windows: no pixel lies in two of them.
 
-    PyTorch's own kernel asks for each pixel which windows it lies in, and takes longer than a convolution.
+    PyTorch's own kernel asks for each pixel which windows it lies in, and takes as long as a convolution.
     """
 
     @staticmethod
